@@ -197,4 +197,6 @@ def test_without_permission_to_read_secrets_the_dashboard_is_open_and_the_messag
     command.cluster.kubeconfig.write_text(text)
     command.steps = [lambda: get(command.url).raise_for_status()]
     assert command.run() == 0
-    assert 'cannot be read (context here: permission denied (secrets "small-1-token"' in command.output.getvalue()
+    assert (
+        'cannot read the token (context here: permission denied (secrets "small-1-token"' in command.output.getvalue()
+    )

@@ -71,14 +71,14 @@ def test_all_parts_are_drawn_at_every_width_in_light_and_dark(
     assert {
         "Training reward mean score",
         "Held-out score mean score",
-        "Seconds by phase seconds, one above the other",
+        "Seconds by phase seconds (stacked)",
     } <= {*browser.texts(".chart h3")}
     assert browser.texts("section > h2") == [
         "Curves",
         "Rewards and responses",
         "Conversations, token by token",
         "Timeline of a step",
-        "Memory in that step",
+        "Memory",
         "Job",
     ]
     assert browser.run("return document.documentElement.scrollWidth") == width
@@ -124,7 +124,7 @@ def test_tokens_are_colored_and_explained(browser: Browser, show: Show) -> None:
     [detail] = browser.texts(".detail")
     assert detail == (
         'token 3 of 6: "4" · trained on · log-probability in the rollout engine -0.5 · in the trainer -0.9 · '
-        "log-ratio -0.4 · age (steps) 0 · advantage 0.8"
+        "log-probability difference -0.4 · age (steps) 0 · advantage 0.8"
     )
     assert browser.texts("#conversations .hint")[-1] == "Scores of its group: 0 0.333 0.667 1"
     browser.click("#conversations .controls > span:last-child button:nth-child(2)")

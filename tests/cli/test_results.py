@@ -169,7 +169,7 @@ def test_view_means_a_folder_if_there_is_one_and_otherwise_a_job(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, errors = rljob("view", "other")
-    assert (code, "other: there is no folder of this name, and for a job: RLJob other: not found" in errors) == (
+    assert (code, "other: no such folder; looked for a job of this name: RLJob other: not found" in errors) == (
         3,
         True,
     )

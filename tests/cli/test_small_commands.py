@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,31 @@ def test_the_help_of_every_command_has_the_exit_codes_of_the_page(
         assert code == 0
         [line] = [line for line in output.splitlines() if "Exit codes:" in line]
         assert set(re.findall(r"(?:: |; )(\d+) ", line.partition("Exit codes")[2])) == codes, name
+
+
+def test_the_help_fits_the_width_of_the_terminal(rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (80, 1000):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for name in EXIT_CODES:
+            output = rljob(name, "--help")[1]
+            head, _, arguments = output.partition("╭")
+            assert "[[" not in head
+            paragraphs = [each.strip().splitlines() for each in re.split(r"\n\s*\n", head.strip())]
+            for lines in paragraphs:
+                # A line ends only where the next word does not fit.
+                for line, following in pairwise(map(str.strip, lines)):
+                    assert len(f" {line} {following.split()[0]} ") > columns, name
+            assert "<list[model" not in arguments, name
+
+
+def test_an_option_with_a_wrong_word_is_reported_before_the_cluster_is_looked_for(rljob: Rljob, tmp_path: Path) -> None:
+    config = ["--kubeconfig", str(tmp_path / "none")]
+    for arguments, message in {
+        ("wait", "x", "--for", "Nonsense"): "cannot wait for 'Nonsense'",
+        ("list", "--sort-by", "foo"): "--sort-by foo: there is no such column",
+        ("get-results", "x", "--only", "model", "--logs"): "--only: cannot be combined with --logs or --checkpoints",
+    }.items():
+        assert rljob(*arguments, *config) == (2, "", Mentions(f"error: {message}")), arguments
 
 
 def test_the_starter_file_is_valid_and_is_not_overwritten(rljob: Rljob, folder: Path) -> None:

@@ -83,7 +83,7 @@ def test_an_alarm_is_raised_by_several_steps_and_cleared_when_few_are_left(caplo
     assert alarms.step_done(65, {RESPONSE_CLIP_RATIO: 0.0}) == ()
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0] == Mentions("step 9: alarm ResponsesCutOff: 60 % of the responses", "rollout.maxNewTokens")
-    assert messages[1:] == ["step 65: the alarm ResponsesCutOff is over"]
+    assert messages[1:] == ["step 65: the alarm ResponsesCutOff is cleared"]
 
 
 def test_one_odd_step_raises_no_alarm() -> None:

@@ -63,8 +63,8 @@ class Client:
         changes: Sequence[str] = (),
         dry_run: bool = False,
     ) -> Submission:
-        """Creates the job, or changes the existing one with its name, of which only runPolicy, suspend and the queue
-        can change.
+        """Creates the job, or changes the existing one with its name, of which only suspend, runPolicy, and the labels
+        for queue and priority can change.
 
         Args:
             job: The job, its wire form (as in a job file), or the path of a job file.
@@ -215,10 +215,10 @@ class Client:
             waiting.wait_until_deleted(self._cluster, deleted.job, self._clock, _quiet, timeout_seconds)
 
     def _steer(self, request: steering.Steer, name: str, wait: bool, timeout_seconds: float | None) -> StoredJob:
-        made = request(self._cluster, name, self._clock.now())
-        if not wait or made.judge is None:
-            return made.job
-        seen, outcome = waiting.wait(self._cluster, made.job, made.judge, self._clock, _quiet, timeout_seconds)
+        sent = request(self._cluster, name, self._clock.now())
+        if not wait or sent.outcome_of is None:
+            return sent.job
+        seen, outcome = waiting.wait(self._cluster, sent.job, sent.outcome_of, self._clock, _quiet, timeout_seconds)
         if outcome.error is not None:
             raise outcome.error
         return seen

@@ -1,5 +1,8 @@
 """Interprets a job: its attempts, what it waits for, which requests are pending, how many retries are left, where its
-results are."""
+results are.
+
+See also: `stored_job` parses the job, `job_status` reads its conditions.
+"""
 
 from __future__ import annotations
 

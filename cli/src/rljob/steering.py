@@ -26,7 +26,7 @@ from rljob.job_state import (
 from rljob.job_status import moment
 from rljob.plain_text import age, duration_text, one_line, shortened, time_text
 from rljob.stored_job import StoredJob
-from rljob.waiting import Judge, Outcome, ended, finished_instead, runs, state_text
+from rljob.waiting import Outcome, OutcomeOf, ended, finished_instead, runs, state_text
 from rljob_api.conditions import Reason
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.v1alpha1.run_policy import Cleanup
@@ -41,8 +41,8 @@ class Request:
     """The job after the request."""
     messages: tuple[str, ...]
     """What the request does, for users."""
-    judge: Judge | None
-    """Tells whether the job has the requested state; None if there is nothing to wait for."""
+    outcome_of: OutcomeOf | None
+    """Says whether the job has the requested state; None if there is nothing to wait for."""
 
 
 Steer = Callable[[Cluster, str, datetime], Request]

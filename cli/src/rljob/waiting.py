@@ -41,8 +41,8 @@ class _TimeIsUp(Exception):
     """The time limit has passed. It is raised in the pause between two polls, also while the server is unreachable."""
 
 
-Judge = Callable[[StoredJob], Outcome | None]
-"""Returns the outcome of waiting from the job as it is now; None to go on waiting."""
+OutcomeOf = Callable[[StoredJob], Outcome | None]
+"""Returns the outcome of waiting from the job as it is now; None to continue waiting."""
 Report = Callable[[str], None]
 """Is called with each new message about what is waited for."""
 
@@ -73,7 +73,7 @@ def wait_for_state(
         if state != DELETED:
             raise
         return None, Outcome(f"RLJob {cluster.namespace}/{name} does not exist")
-    seen, outcome = wait(cluster, job, lambda each: _judged(each, state), clock, report, timeout_seconds)
+    seen, outcome = wait(cluster, job, lambda each: _outcome_of_state(each, state), clock, report, timeout_seconds)
     if state == DELETED and isinstance(outcome.error, JobNotFoundError):
         outcome = Outcome(outcome.text)
     return seen, outcome
@@ -82,13 +82,13 @@ def wait_for_state(
 def wait(
     cluster: Cluster,
     job: StoredJob,
-    judge: Judge,
+    outcome_of: OutcomeOf,
     clock: Clock,
     report: Report,
     timeout_seconds: float | None = None,
 ) -> tuple[StoredJob, Outcome]:
-    """Waits until `judge` returns an outcome, the job is deleted, or the time has passed. Returns the job as it was
-    seen last, and the outcome."""
+    """Waits until `outcome_of` returns an outcome, the job is deleted, or the time has passed. Returns the job as it
+    was seen last, and the outcome."""
     seen, began, reported = job, clock.now(), ""
 
     def sleep(seconds: float) -> None:
@@ -101,7 +101,7 @@ def wait(
         for each in poll_job(cluster, job.name, Clock(clock.now, sleep), lambda text, _: report(text)):
             if each.metadata.uid != job.metadata.uid:
                 break
-            seen, outcome = each, judge(each)
+            seen, outcome = each, outcome_of(each)
             if outcome is not None:
                 return seen, outcome
             text = f"waiting: {state_text(seen)}"
@@ -142,7 +142,7 @@ def _is_deleted(cluster: Cluster, job: StoredJob) -> bool:
         return True
 
 
-def _judged(job: StoredJob, state: str) -> Outcome | None:
+def _outcome_of_state(job: StoredJob, state: str) -> Outcome | None:
     """The outcome of waiting for a state of `STATES`."""
     end = job.ending
     if state == RUNNING:

@@ -16,9 +16,8 @@ from rljob.errors import RLJobError
 from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.standard_streams import accept_all_characters, discard_output
-from rljob_cli import arguments as of
+from rljob_cli import arguments, plan_arguments
 from rljob_cli import cluster_commands as cluster_commands  # adds its commands to the app
-from rljob_cli import plan_arguments as of_plan
 from rljob_cli import result_commands as result_commands  # adds its commands to the app
 from rljob_cli.application import app, console
 from rljob_cli.arguments import JobFile
@@ -32,7 +31,7 @@ _NO_FILES = ":4"
 
 
 @app.command("init")
-def init_command(file: of.NewJobFile = Path("job.yaml"), environment: of.WithEnvironment = False) -> None:
+def init_command(file: arguments.NewJobFile = Path("job.yaml"), environment: arguments.WithEnvironment = False) -> None:
     """Write an example job file with comments."""
     from rljob_cli import init
 
@@ -48,8 +47,8 @@ def validate_command(
         bool,
         typer.Option("--resolved", help="Print the job with all defaults and recipe settings filled in."),
     ] = False,
-    name: of.NewName = None,
-    values: of.SetValues = None,
+    name: arguments.NewName = None,
+    values: arguments.SetValues = None,
 ) -> None:
     """Check a job file and print its errors with their lines.
 
@@ -60,7 +59,7 @@ def validate_command(
     """
     from rljob_cli import validate
 
-    job = validate.validate_file(file, of.changes(name, values), console(stderr=resolved))
+    job = validate.validate_file(file, arguments.changes(name, values), console(stderr=resolved))
     if job is None:
         raise typer.Exit(ExitCode.CONFIGURATION)
     if resolved:
@@ -69,31 +68,33 @@ def validate_command(
 
 @app.command("plan")
 def plan_command(
-    file: of_plan.JobToPlan = None,
-    from_run: of_plan.FromRun = None,
-    calibrate: of_plan.Calibrate = None,
-    cluster: of_plan.NodesToPlanFor = None,
-    from_cluster: of_plan.FromCluster = False,
-    gpu_types: of_plan.GpuTypes = None,
-    gpu_memory: of_plan.GpuMemory = None,
-    gpu_tflops: of_plan.GpuTflops = None,
-    gpu_bandwidth: of_plan.GpuBandwidth = None,
-    mean_prompt: of_plan.MeanPrompt = None,
-    mean_response: of_plan.MeanResponse = None,
-    model_config: of_plan.ModelConfig = None,
-    profile: of_plan.Profile = None,
-    is_search: of_plan.Search = False,
-    write: of_plan.Write = None,
-    is_explained: of_plan.Explain = False,
-    as_json: of_plan.AsJson = False,
-    context: of_plan.PlanContext = None,
-    kubeconfig: of_plan.PlanKubeconfig = None,
+    file: plan_arguments.JobToPlan = None,
+    from_run: plan_arguments.FromRun = None,
+    calibrate: plan_arguments.Calibrate = None,
+    cluster: plan_arguments.NodesToPlanFor = None,
+    from_cluster: plan_arguments.FromCluster = False,
+    gpu_types: plan_arguments.GpuTypes = None,
+    gpu_memory: plan_arguments.GpuMemory = None,
+    gpu_tflops: plan_arguments.GpuTflops = None,
+    gpu_bandwidth: plan_arguments.GpuBandwidth = None,
+    mean_prompt: plan_arguments.MeanPrompt = None,
+    mean_response: plan_arguments.MeanResponse = None,
+    model_config: plan_arguments.ModelConfig = None,
+    profile: plan_arguments.Profile = None,
+    is_search: plan_arguments.Search = False,
+    write: plan_arguments.Write = None,
+    is_explained: plan_arguments.Explain = False,
+    as_json: plan_arguments.AsJson = False,
+    context: plan_arguments.PlanContext = None,
+    kubeconfig: plan_arguments.PlanKubeconfig = None,
 ) -> None:
     """Estimate memory and step time of a job before it uses a GPU, and find the best pools for its roles.
 
     Pass a job file, or a run's folder with --from-run or --calibrate.
 
     The GPU type comes from an option, else from the pools' nodeSelector or affinity, else from this machine.
+
+    Examples:
 
     rljob plan job.yaml --gpu H100 --mean-response 800
 
@@ -128,23 +129,25 @@ def plan_command(
 @app.command("run")
 def run_command(
     file: JobFile,
-    workers: of.Workers = None,
-    resume: of.Resume = False,
-    run_folder: of.RunFolderOption = None,
-    code: of.Code = None,
-    ray: of.RayAddress = None,
-    name: of.NewName = None,
-    values: of.SetValues = None,
+    workers: arguments.Workers = None,
+    resume: arguments.Resume = False,
+    run_folder: arguments.RunFolderOption = None,
+    code: arguments.Code = None,
+    ray: arguments.RayAddress = None,
+    name: arguments.NewName = None,
+    values: arguments.SetValues = None,
 ) -> None:
     """Run a job on this machine, or on an existing Ray cluster; for Kubernetes see `rljob submit`."""
     from rljob_cli.local.run import run
     from rljob_cli.local.run_options import RunOptions
 
-    raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray, of.changes(name, values)), console()))
+    raise typer.Exit(
+        run(RunOptions(file, workers, resume, run_folder, code, ray, arguments.changes(name, values)), console())
+    )
 
 
 @app.command("plot")
-def plot_command(run_folder: of.RunFolder) -> None:
+def plot_command(run_folder: arguments.RunFolder) -> None:
     """Draw the plots of a run again."""
     from rljob_cli.local.run import plot
 

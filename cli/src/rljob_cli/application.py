@@ -1,4 +1,4 @@
-"""The application to which the modules `__main__` and `cluster_commands` add their commands."""
+"""The application to which `__main__`, `cluster_commands` and `result_commands` add their commands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.constants import API_GROUP, API_VERSION, CONTRACT_VERSION
-from rljob_cli import arguments as of
+from rljob_cli import arguments
 from rljob_cli.arguments import Context, Kubeconfig, Namespace
 
 app = typer.Typer(
     name="rljob",
-    cls=of.Commands,
+    cls=arguments.Commands,
     suggest_commands=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -50,4 +50,4 @@ def every_command(
     ] = False,
 ) -> None:
     """Run reinforcement-learning post-training jobs from one file, on this machine or on a Kubernetes cluster."""
-    of.pass_on(context_of_command, {"context": context, "namespace": namespace, "kubeconfig": kubeconfig})
+    arguments.pass_on(context_of_command, {"context": context, "namespace": namespace, "kubeconfig": kubeconfig})

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,9 +31,9 @@ _DURATION = re.compile(r"(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9
 _CLUSTER_PANEL = "Which cluster"
 
 
-_JOB_CODES = (
-    "2 an option, the kubeconfig or the request is invalid; 3 there is no such job; 75 no response from the API server"
-)
+_INVALID = "an option, the kubeconfig or the request is invalid"
+_OTHER_CODES = "3 there is no such job; 75 no response from the API server"
+_JOB_CODES = f"2 {_INVALID}; {_OTHER_CODES}"
 _WAIT = (
     "0 the request was written (with --wait: {reached}); {ended}{codes}; 130 Ctrl-C. With several names: the largest of"
     " their codes"
@@ -54,8 +55,7 @@ EXIT_CODES = {
     "plot": "0 success; 2 the folder has no metrics",
     "view": (
         "0 the page was written; 2 the folder is not that of a run, or its files are damaged or of another version, or"
-        " the page cannot be written, or the job's files cannot be read; 3 there is no such job; 75 no response from"
-        " the API server; 130 Ctrl-C"
+        f" the page cannot be written, or the pod cannot start, or {_INVALID}; {_OTHER_CODES}; 130 Ctrl-C"
     ),
     "submit": (
         "0 the job was created, changed, or exists with this spec (with --watch: it is Complete); 1 with --watch: the"
@@ -75,15 +75,15 @@ EXIT_CODES = {
         " 130 Ctrl-C"
     ),
     "logs": (
-        "0 the log was printed; 1 the log was deleted with its pod (the command prints where copies are), or there"
-        f" never was a log; {_JOB_CODES}; 130 Ctrl-C"
+        "0 the log was printed; 1 the log was deleted with its pod (the command prints where copies are);"
+        f" 2 there is no log yet, or {_INVALID}; {_OTHER_CODES}; 130 Ctrl-C"
     ),
     "explain": f"0 success; {_JOB_CODES}",
     "get-results": (
-        f"0 all chosen files were copied; 1 some could not be copied; {_JOB_CODES}, or the connection broke again and"
-        " again; 130 Ctrl-C"
+        "0 all chosen files were copied; 1 some could not be copied; 2 the pod cannot start, there is nothing to copy,"
+        f" or {_INVALID}; {_OTHER_CODES}, or the connection broke again and again; 130 Ctrl-C"
     ),
-    "dashboard": f"0 Ctrl-C, or the job has ended; {_JOB_CODES}",
+    "dashboard": f"0 Ctrl-C, or the job has ended; 2 there is no running head pod, or {_INVALID}; {_OTHER_CODES}",
     "suspend": _WAIT.format(reached="the job is suspended", ended=_WAIT_ENDED, codes=_JOB_CODES),
     "resume": _WAIT.format(reached="the trainer runs", ended=_WAIT_ENDED, codes=_JOB_CODES),
     "stop": _WAIT.format(reached="the job has finished", ended="", codes=_JOB_CODES),
@@ -111,7 +111,7 @@ class ListFormat(StrEnum):
 
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML).")]
 NewJobFile = Annotated[
-    Path, typer.Argument(metavar="[FILE]", help="File to write. The ending .yaml is added if it is missing.")
+    Path, typer.Argument(metavar="FILE", help="File to write. The ending .yaml is added if it is missing.")
 ]
 WithEnvironment = Annotated[
     bool,
@@ -136,7 +136,7 @@ SetValues = Annotated[
         "--set",
         metavar="PATH=VALUE",
         help="Change a value of the file, such as spec.training.steps=10 or spec.pools[0].nodes=2; null removes it."
-        " Can be repeated.",
+        " Values are YAML, so write {type: Off} with a space. Can be repeated.",
     ),
 ]
 Context = Annotated[
@@ -239,11 +239,15 @@ Against = Annotated[
 PageFile = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Page to write.", show_default="view.html beside the run's files"
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Page to write.",
+        show_default="view.html in the run's folder; for a job in ~/.cache/rljob/view",
     ),
 ]
 PageJson = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the page's data as JSON.")]
-WatchRun = Annotated[bool, typer.Option("--watch", help="Write the page again after each step, until the run ends.")]
+WatchRun = Annotated[bool, typer.Option("--watch", help="Write the page again when files change, until the run ends.")]
 
 # Options of `rljob logs`.
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod and print new lines as they come.")]
@@ -320,7 +324,8 @@ class Commands(TyperGroup):
 
     For a misspelled command, the error suggests only commands with a similar name. Typer's own suggestions include
     commands that mean something else (`status` for `start`). The help shows flags without a type: Typer prints
-    `--resume <bool>`, although a flag takes no value. At its end, the help of a command lists the exit codes.
+    `--resume <bool>`, although a flag takes no value. At its end, the help of a command lists the exit codes. The lines
+    of a paragraph are joined.
     """
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
@@ -343,7 +348,15 @@ class Commands(TyperGroup):
         if command is not None:
             _without_types_of_flags(command.get_params(ctx))
             command.epilog = f"Exit codes: {EXIT_CODES[cmd_name]}."
+            if command.help is not None:
+                command.help = _with_joined_lines(command.help)
         return command
+
+
+def _with_joined_lines(text: str) -> str:
+    """The text with each paragraph in one line. Typer keeps the line breaks of a docstring, which do not fit the width
+    of a terminal."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
 
 
 def _without_types_of_flags(params: list[Parameter]) -> list[Parameter]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rljob_cli import arguments as of
+from rljob_cli import arguments
 from rljob_cli.application import app, console
 from rljob_cli.arguments import Context, JobFile, JobName, JobNames, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 @app.command("submit")
 def submit_command(
     file: JobFile,
-    watch: of.Watch = False,
-    name: of.NewName = None,
-    values: of.SetValues = None,
-    dry_run: of.DryRun = False,
+    watch: arguments.Watch = False,
+    name: arguments.NewName = None,
+    values: arguments.SetValues = None,
+    dry_run: arguments.DryRun = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Create or update a job on a Kubernetes cluster, which must have the operator.
 
-    Of an existing job only runPolicy and suspend can change; a file with other differences is rejected."""
+    Of an existing job only suspend, runPolicy, and the labels for queue and priority can change. A file with other
+    differences is rejected."""
     from rljob.cluster import ClusterOptions
     from rljob_cli.cluster.submit import submit
     from rljob_cli.cluster.watching import watch_job
@@ -37,7 +38,7 @@ def submit_command(
     if dry_run and watch:
         raise CliError("--dry-run: cannot be combined with --watch; remove one of them")
     options = ClusterOptions(context, namespace, kubeconfig)
-    cluster, job = submit(file, of.changes(name, values), options, console(), dry_run=dry_run)
+    cluster, job = submit(file, arguments.changes(name, values), options, console(), dry_run=dry_run)
     if watch:
         raise typer.Exit(watch_job(cluster, job.name, console()))
 
@@ -45,8 +46,10 @@ def submit_command(
 @app.command("status")
 def status_command(
     name: JobName,
-    watch: of.Watch = False,
-    output: Annotated[of.OutputFormat | None, typer.Option("--output", "-o", help="Print the whole RLJob.")] = None,
+    watch: arguments.Watch = False,
+    output: Annotated[
+        arguments.OutputFormat | None, typer.Option("--output", "-o", help="Print the whole RLJob.")
+    ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -72,21 +75,24 @@ def status_command(
 
 @app.command("list")
 def list_command(
-    everywhere: of.Everywhere = False,
-    selector: of.Selector = None,
-    sort_by: of.SortBy = None,
-    watch: of.WatchList = False,
+    everywhere: arguments.Everywhere = False,
+    selector: arguments.Selector = None,
+    sort_by: arguments.SortBy = None,
+    watch: arguments.WatchList = False,
     output: Annotated[
-        of.ListFormat | None, typer.Option("--output", "-o", help="Print more columns (wide), or the whole RLJobs.")
+        arguments.ListFormat | None,
+        typer.Option("--output", "-o", help="Print more columns (wide), or the whole RLJobs."),
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """List the jobs of a namespace."""
-    from rljob_cli.cluster.listing import JobList, show_list, watch_list
+    from rljob_cli.cluster.listing import JobList, require_column, show_list, watch_list
 
-    if watch and output in (of.ListFormat.JSON, of.ListFormat.YAML):
+    require_column(sort_by)
+
+    if watch and output in (arguments.ListFormat.JSON, arguments.ListFormat.YAML):
         raise CliError(f"--output {output}: cannot be combined with --watch; remove one of them")
     jobs = JobList(_cluster(context, namespace, kubeconfig), everywhere, selector, sort_by, output)
     if watch:
@@ -97,8 +103,8 @@ def list_command(
 @app.command("wait")
 def wait_command(
     name: JobName,
-    state: of.WaitFor = "Finished",
-    timeout: of.Timeout = None,
+    state: arguments.WaitFor = "Finished",
+    timeout: arguments.Timeout = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -107,9 +113,10 @@ def wait_command(
 
     The states are the conditions (Complete, Failed, Finished, Suspended, ...), Running (the trainer runs) and Deleted.
     """
+    from rljob.waiting import state_named
     from rljob_cli.cluster.steering import wait_for
 
-    seconds = of.seconds("--timeout", timeout)
+    state, seconds = state_named(state), arguments.seconds("--timeout", timeout)
     cluster = _cluster(context, namespace, kubeconfig)
     raise typer.Exit(wait_for(cluster, name, state, console(), timeout_seconds=seconds))
 
@@ -117,15 +124,15 @@ def wait_command(
 @app.command("logs")
 def logs_command(
     name: JobName,
-    follow: of.Follow = False,
-    tail: of.Tail = None,
-    since: of.Since = None,
-    attempt: of.AttemptNumber = None,
-    previous: of.Previous = False,
-    pool: of.PoolName = None,
-    index: of.WorkerIndex = 0,
-    container: of.ContainerName = None,
-    storage: of.Storage = None,
+    follow: arguments.Follow = False,
+    tail: arguments.Tail = None,
+    since: arguments.Since = None,
+    attempt: arguments.AttemptNumber = None,
+    previous: arguments.Previous = False,
+    pool: arguments.PoolName = None,
+    index: arguments.WorkerIndex = 0,
+    container: arguments.ContainerName = None,
+    storage: arguments.Storage = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -136,7 +143,7 @@ def logs_command(
 
     if previous and attempt is not None:
         raise CliError("--previous: cannot be combined with --attempt; remove one of them")
-    seconds = of.seconds("--since", since)
+    seconds = arguments.seconds("--since", since)
     options = LogOptions(pool, index, container, follow, tail, seconds, previous, attempt)
     if storage is not None:
         raise typer.Exit(show_kept_logs(name, storage, options, console(stderr=True)))
@@ -148,7 +155,9 @@ def logs_command(
 def explain_command(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Name of a job on the cluster.", autocompletion=of.complete_job_names),
+        typer.Argument(
+            metavar="NAME", help="Name of a job on the cluster.", autocompletion=arguments.complete_job_names
+        ),
     ] = None,
     reason: Annotated[
         str | None,
@@ -175,7 +184,7 @@ def explain_command(
 @app.command("suspend")
 def suspend_command(
     names: JobNames,
-    wait: of.WaitSuspended = False,
+    wait: arguments.WaitSuspended = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -191,7 +200,7 @@ def suspend_command(
 @app.command("resume")
 def resume_command(
     names: JobNames,
-    wait: of.WaitRunning = False,
+    wait: arguments.WaitRunning = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -207,7 +216,7 @@ def resume_command(
 @app.command("stop")
 def stop_command(
     names: JobNames,
-    wait: of.WaitFinished = False,
+    wait: arguments.WaitFinished = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -223,7 +232,7 @@ def stop_command(
 @app.command("retry")
 def retry_command(
     names: JobNames,
-    wait: of.WaitRetried = False,
+    wait: arguments.WaitRetried = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,

@@ -14,7 +14,7 @@ _FROM_CLUSTER_PANEL = "Cluster for --from-cluster"
 
 JobToPlan = Annotated[
     Path | None,
-    typer.Argument(metavar="[FILE]", help="The job file (YAML). Required without --from-run or --calibrate."),
+    typer.Argument(metavar="FILE", help="The job file (YAML). Required without --from-run or --calibrate."),
 ]
 FromRun = Annotated[
     Path | None,

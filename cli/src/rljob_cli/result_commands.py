@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from rljob.results.selection import Part
-from rljob_cli import arguments as of
+from rljob_cli import arguments
 from rljob_cli.application import app, console
 from rljob_cli.arguments import Context, JobName, Kubeconfig, Namespace
+from rljob_cli.errors import CliError
 
 Image = Annotated[
     str | None,
@@ -31,21 +32,21 @@ def _treat_termination_as_ctrl_c() -> None:
 
 @app.command("view")
 def view_command(
-    run: of.RunToView,
-    against: of.Against = None,
-    output: of.PageFile = None,
-    json_file: of.PageJson = None,
-    watch: of.WatchRun = False,
-    is_job: of.IsJob = False,
+    run: arguments.RunToView,
+    against: arguments.Against = None,
+    output: arguments.PageFile = None,
+    json_file: arguments.PageJson = None,
+    watch: arguments.WatchRun = False,
+    is_job: arguments.IsJob = False,
     image: Image = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Write the page of a run: how it is, its curves, responses and timeline, in one HTML file.
+    """Write one HTML page about a run: verdict, curves, responses and timeline.
 
-    If there is no folder RUN, the run is a job on the cluster: what the page needs is copied from there, as by `rljob
-    get-results`.
+    If there is no folder RUN, the run is a job on the cluster: what the page needs is copied from there, as with
+    `rljob get-results`.
     """
     from rljob_cli.local.view import ViewOptions, view
 
@@ -64,10 +65,15 @@ def view_command(
 def get_results_command(
     name: JobName,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder for the copy.", show_default="results/NAME")
+        Path | None, typer.Argument(metavar="FOLDER", help="Folder for the copy.", show_default="results/NAME")
     ] = None,
     only: Annotated[
-        list[Part] | None, typer.Option("--only", help="Copy only this part. Can be repeated.", show_default=False)
+        list[Part] | None,
+        typer.Option(
+            metavar="PART",
+            help=f"Copy only this part: {', '.join(Part)}. Can be repeated.",
+            show_default="all except checkpoints and logs",
+        ),
     ] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Copy the complete checkpoints, too.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Copy the logs, too.")] = False,
@@ -76,11 +82,15 @@ def get_results_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Copy the results of a job from the cluster: model, metrics, samples, and the page made from them.
+    """Copy the results of a job from the cluster, and write the page of the run.
+
+    Copies everything in the job's run folder except logs; checkpoints only with --checkpoints.
 
     A small pod in the job's namespace reads the job's claim, and is deleted at the end. The folder looks like that of
     `rljob run`. A copy that was stopped continues when the command runs again; files that have not changed are not
     copied again. The job may still be running.
+
+    Examples:
 
     rljob get-results my-job --only model
 
@@ -90,6 +100,8 @@ def get_results_command(
     from rljob.results.selection import selection_of
     from rljob_cli.cluster.results import ResultsOptions, get_results
 
+    if only and (checkpoints or logs):
+        raise CliError("--only: cannot be combined with --logs or --checkpoints; write --only model --only logs")
     _treat_termination_as_ctrl_c()
     options = ResultsOptions(folder, selection_of(only or (), checkpoints=checkpoints, logs=logs), image)
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))

@@ -10,7 +10,7 @@ from rljob_page.run_files import Json, is_finite
 MAX_TEXT = 200_000
 """The largest number of characters of a text of a sample."""
 _TOKEN_LISTS = ("text", "isTrained", "isSampled", "rolloutLogprob", "trainerLogprob", "age", "advantage")
-_CUT = " … (cut)"
+_TRUNCATED = " … (truncated)"
 
 
 def sample_entries(samples: Iterable[Json]) -> list[Json]:
@@ -61,7 +61,7 @@ def conversation_sets(tokens: Mapping[str, Json]) -> tuple[dict[str, Json], list
 def text_of(value: object) -> str:
     """A text of a sample, at most `MAX_TEXT` characters; other JSON values as JSON."""
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + _CUT
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + _TRUNCATED
 
 
 def _message(message: object) -> Json:

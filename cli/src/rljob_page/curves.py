@@ -68,7 +68,7 @@ CHARTS = (
         "nats per token",
         (
             ChartLine("actor/kl_loss", "policy to reference"),
-            ChartLine("actor/ppo_kl", "policy to sampling policy"),
+            ChartLine("actor/ppo_kl", "policy before and after the update"),
             ChartLine("rollout_corr/k3_kl", "rollout engine to trainer"),
         ),
     ),
@@ -79,10 +79,10 @@ CHARTS = (
         (ChartLine("response_length/mean", "mean"), ChartLine("response_length/max", "longest")),
     ),
     Chart(
-        "Responses with a fault",
+        "Responses with problems",
         "share of responses",
         (
-            ChartLine("response_length/clip_ratio", "cut off"),
+            ChartLine("response_length/clip_ratio", "truncated"),
             ChartLine("outcome/excluded_fraction", "without a score"),
             ChartLine("reward/error_rate", "reward error"),
             ChartLine("outcome/infrastructure_fraction", "not completed by the engine"),

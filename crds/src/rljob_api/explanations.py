@@ -130,7 +130,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.NOT_REPORTED: Explanation(
             means="The trainer in the job's image reports no alarms, because it is older than this operator.",
-            advice="Nothing to do; to get alarms, use an image of the operator's version.",
+            advice="The training is not affected. To get alarms, use an image of the operator's version.",
         ),
         Reason.REWARD_ERRORS: Explanation(
             means=(
@@ -144,9 +144,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.RESPONSES_EXCLUDED: Explanation(
             means=(
-                "In several steps more than 5 % of the responses were excluded or replaced (usual is 0 %), without"
-                " those with a failed reward: engine or environment did not complete them, or the reward of a replaced"
-                " response failed."
+                "In several steps more than 5 % of the responses were excluded or replaced (usual is 0 %), not counting"
+                " those of RewardErrors. The rollout engine or the environment did not complete them, or a response was"
+                " replaced because its reward failed."
             ),
             advice=(
                 "Read the logs of the workers and of the environment in `logs/` of the run folder, and fix the cause."
@@ -203,7 +203,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.RESPONSES_CUT_OFF: Explanation(
             means=(
-                "In most of the last steps more than half of the responses were truncated at the token limit, before"
+                "In several steps more than half of the responses were truncated at the token limit, before"
                 " the model ended them. Their answer is often missing."
             ),
             advice=(
@@ -213,7 +213,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.EQUAL_SCORES: Explanation(
             means=(
-                "In most of the last steps nearly all groups had equal scores, and not because the policy solves the"
+                "In several steps nearly all groups had equal scores, and not because the policy solves the"
                 " prompts. Such a group has no advantage, so nothing is learned from it."
             ),
             advice=(

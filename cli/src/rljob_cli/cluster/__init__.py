@@ -1,1 +1,1 @@
-"""The commands for jobs on a Kubernetes cluster. Only `client` sends requests to the API server."""
+"""The commands for jobs on a Kubernetes cluster. They print what `rljob` does; only `rljob.cluster` sends requests."""

@@ -107,7 +107,7 @@ def _require_head(cluster: Cluster, job: StoredJob) -> _Head:
         return head
     waits = waits_for(job.status)
     if job.ending is not None:
-        why = "the job has ended; a job with runPolicy.cleanup: KeepCluster keeps it for some time"
+        why = "the job has ended; with runPolicy.cleanup: KeepCluster its head pod is kept for some time"
     elif job.wants_suspend:
         why = "the job is suspended"
     elif waits is not None:
@@ -136,7 +136,8 @@ def _print_address(cluster: Cluster, head: _Head, local_port: int, console: Cons
     try:
         token = _token(cluster, head)
     except ClusterError as error:
-        console.print(Text(f"its token cannot be read ({one_line(error)})", "yellow"), soft_wrap=True)
+        text = f"cannot read the token ({one_line(error)}); see docs/install.md#permissions"
+        console.print(Text(text, "yellow"), soft_wrap=True)
         return
     if token is not None:
         console.print(Text(f"token: {token}"), soft_wrap=True)

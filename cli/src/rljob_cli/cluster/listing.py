@@ -151,6 +151,12 @@ def list_lines(jobs: Sequence[StoredJob], now: datetime, *, everywhere: bool, wi
 _Value = str | float | None
 
 
+def require_column(sort_by: str | None) -> None:
+    """Raises CliError if there is no such column to sort by. A `-` before the column is ignored; None is valid."""
+    if sort_by is not None:
+        _sort_key(sort_by.removeprefix("-"))
+
+
 def _sort_key(column: str) -> Callable[[StoredJob], _Value]:
     """The value of a job in a column, for sorting. Raises CliError for an unknown column."""
     keys: dict[str, Callable[[StoredJob], _Value]] = {

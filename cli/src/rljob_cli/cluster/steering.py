@@ -28,26 +28,26 @@ def steer(
     requests: list[steering.Request] = []
 
     def ask(name: str) -> int:
-        made = request(cluster, name, clock.now())
-        for message in made.messages:
+        sent = request(cluster, name, clock.now())
+        for message in sent.messages:
             _say(console, message)
-        if made.judge is not None and not wait:
+        if sent.outcome_of is not None and not wait:
             _say(console, f"to watch it: rljob status {name}{cluster.flags} --watch")
-        requests.append(made)
+        requests.append(sent)
         return ExitCode.SUCCESS
 
-    code = _worst(names, ask)
+    code = _largest_code(names, ask)
     if not wait:
         return code
-    judged = {made.job.name: (made.job, made.judge) for made in requests if made.judge is not None}
+    waited_for = {sent.job.name: (sent.job, sent.outcome_of) for sent in requests if sent.outcome_of is not None}
 
     def wait_for(name: str) -> int:
-        job, judge = judged[name]
-        _, outcome = waiting.wait(cluster, job, judge, clock, _reporter(console))
+        job, outcome_of = waited_for[name]
+        _, outcome = waiting.wait(cluster, job, outcome_of, clock, _reporter(console))
         return _finish(outcome, console)
 
     try:
-        return max(code, _worst(list(judged), wait_for, is_single=len(names) == 1))
+        return max(code, _largest_code(list(waited_for), wait_for, is_single=len(names) == 1))
     except KeyboardInterrupt:
         _say(console, "stopped waiting; the request stays in effect")
         return ExitCode.INTERRUPTED
@@ -59,18 +59,18 @@ def delete(cluster: Cluster, names: Sequence[str], console: Console, *, wait: bo
     deleted: list[steering.Request] = []
 
     def remove(name: str) -> int:
-        made = steering.delete(cluster, name)
-        for message in made.messages:
+        sent = steering.delete(cluster, name)
+        for message in sent.messages:
             _say(console, message)
-        deleted.append(made)
+        deleted.append(sent)
         return ExitCode.SUCCESS
 
-    code = _worst(names, remove)
+    code = _largest_code(names, remove)
     if not wait or not deleted:
         return code
     try:
-        for made in deleted:
-            waiting.wait_until_deleted(cluster, made.job, clock or Clock(), _reporter(console))
+        for sent in deleted:
+            waiting.wait_until_deleted(cluster, sent.job, clock or Clock(), _reporter(console))
     except KeyboardInterrupt:
         console.print("stopped waiting; the deletion continues")
         return ExitCode.INTERRUPTED
@@ -105,7 +105,7 @@ def wait_for(
     return _finish(outcome, console)
 
 
-def _worst(names: Sequence[str], act: Callable[[str], int], *, is_single: bool | None = None) -> int:
+def _largest_code(names: Sequence[str], act: Callable[[str], int], *, is_single: bool | None = None) -> int:
     """Acts on every name once and returns the largest exit code. The error of a single name is raised; if there are
     several names, errors are printed."""
     distinct = list(dict.fromkeys(names))

@@ -53,4 +53,4 @@ def view_job(
     except ClusterError as error:
         if Path(name).exists():
             raise
-        raise CliError(f"{name}: there is no folder of this name, and for a job: {error}", error.exit_code) from None
+        raise CliError(f"{name}: no such folder; looked for a job of this name: {error}", error.exit_code) from None

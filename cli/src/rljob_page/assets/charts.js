@@ -135,7 +135,7 @@ function drawPhases(parent, run, title) {
     curve: { index: run.phases.steps, data: seconds[place] },
   }));
   const bands = names.slice(1).map((_, place) => ({ series: [place + 2, place + 1] }));
-  drawChart(parent, title, "seconds, one above the other", lines, { data: [run.phases.steps, ...stacked], bands, fromZero: true, isStacked: true });
+  drawChart(parent, title, "seconds (stacked)", lines, { data: [run.phases.steps, ...stacked], bands, fromZero: true, isStacked: true });
 }
 
 function showCharts() {

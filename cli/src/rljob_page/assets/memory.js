@@ -1,4 +1,4 @@
-// The memory of a worker at each boundary of the step: bytes by owner, one above the other, and the peak until then.
+// The memory of a worker at each boundary of the step: bytes by owner (stacked), and the peak until then.
 const OWNER_COLORS = { parameters: "c0", gradients: "c1", optimizer: "c2", rollout_weights: "c3", kv_cache: "c5", reference: "c4", critic: "c6", reward_model: "c7", other: "c7" };
 
 function showMemory(timeline) {
@@ -55,6 +55,6 @@ function drawMemory(place, process) {
     sign.style.backgroundColor = color(OWNER_COLORS[owner] || "c7");
     legend.append(element("span", {}, sign, oneLine(owner.replace(/_/g, " "), 40)));
   }
-  legend.append(element("span", {}, "— peak since the boundary before"));
-  place.replaceChildren(element("p", { class: "hint" }, `${oneLine(process.name, 80)}: bytes on the device after each part of the step`), element("div", { class: "scroll" }, drawing), legend);
+  legend.append(element("span", {}, "— peak since the previous mark"));
+  place.replaceChildren(element("p", { class: "hint" }, `${oneLine(process.name, 80)}: memory after each phase of the step`), element("div", { class: "scroll" }, drawing), legend);
 }

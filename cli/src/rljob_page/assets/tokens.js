@@ -1,5 +1,5 @@
 // One conversation with a color for each token: by mask, by the difference of log-probabilities, by age or by advantage.
-const MODES = [["mask", "mask"], ["ratio", "log-ratio"], ["age", "age"], ["advantage", "advantage"]];
+const MODES = [["mask", "mask"], ["ratio", "log-probability difference"], ["age", "age"], ["advantage", "advantage"]];
 const FULL_RATIO = 1; // nats with the strongest color
 const FULL_AGE = 4; // steps with the strongest color
 
@@ -56,7 +56,7 @@ function tokenDetail(tokens, place) {
   const add = (name, value) => { if (value !== null) parts.push(`${name} ${number(value)}`); };
   add("log-probability in the rollout engine", tokens.rolloutLogprob[place]);
   add("in the trainer", tokens.trainerLogprob[place]);
-  add("log-ratio", logRatio(tokens, place));
+  add("log-probability difference", logRatio(tokens, place));
   add("age (steps)", tokens.age[place]);
   add("advantage", tokens.advantage[place]);
   return parts.join(" · ");
@@ -79,7 +79,7 @@ function showConversations() {
     index = Math.min(index, list.length - 1);
     remember({ set: name, conversation: index, mode });
     controls.replaceChildren(
-      choice("Of", sets.map(([each, set]) => [each, `${visible(each)}, step ${set.step}`]), name, (value) => { name = value; index = 0; show(); }),
+      choice("Show", sets.map(([each, set]) => [each, `${visible(each)}, step ${set.step}`]), name, (value) => { name = value; index = 0; show(); }),
       dropDown("Conversation", list.map((each, number_) => [number_, `${number_ + 1}: ${oneLine(each.prompt, 40)} (${each.score === null ? "no score" : "score " + number(each.score, 3)})`]), index, (value) => { index = Number(value); show(); }),
       choice("Color by", MODES, mode, (value) => { mode = value; remember({ mode }); showTokens(body, list[index], DATA.conversations[name].step, mode); }),
     );

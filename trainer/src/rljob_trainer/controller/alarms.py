@@ -52,7 +52,7 @@ class Alarms:
             if alarm.reason not in before:
                 log.warning("step %d: alarm %s: %s", step, alarm.reason, alarm.message)
         for reason in sorted(before - {alarm.reason for alarm in self.raised}):
-            log.info("step %d: the alarm %s is over", step, reason)
+            log.info("step %d: the alarm %s is cleared", step, reason)
         return self.raised
 
     def _observe(self, step: int, metrics: Metrics) -> None:

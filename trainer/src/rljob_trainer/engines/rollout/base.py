@@ -64,7 +64,7 @@ class Outcome(StrEnum):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the last turn was cut off at a limit of tokens, or there was no room for it."""
+        """Whether the last turn was truncated at a limit of tokens, or there was no room for it."""
         return self in (Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL)
 
     @staticmethod
