@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
 from rljob_trainer.controller.alarm_rules import MOST_CUT_OFF, WINDOW, rules_of
-from rljob_trainer.controller.alarms import Alarms
+from rljob_trainer.controller.alarms import MAX_STEPS_WITHOUT_NUMBER, Alarms
 from rljob_trainer.observability.jsonl import read_rows
 from rljob_trainer.observability.metrics import (
     EQUAL_SCORES_FRACTION,
@@ -53,7 +53,12 @@ def raised_by(steps: Iterable[Metrics], **edits: object) -> dict[str, Alarm]:
     alarms = alarms_of(**edits)
     for step, metrics in enumerate(steps, 1):
         alarms.step_done(step, metrics)
-    return {alarm.reason: alarm for alarm in alarms.raised}
+    return {alarm.reason: alarm for alarm in raised(alarms)}
+
+
+def raised(alarms: Alarms) -> tuple[Alarm, ...]:
+    assert alarms.raised is not None
+    return alarms.raised
 
 
 def steps_of(name: str, values: Sequence[float]) -> list[Metrics]:
@@ -72,18 +77,48 @@ def test_an_alarm_is_raised_by_several_steps_and_cleared_when_few_are_left(caplo
     for step in range(1, 9):
         assert alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0}) == ()
     for step in range(9, 30):
-        [alarm] = alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0})
+        [alarm] = alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0}) or ()
         assert (alarm.since_step, alarm.step) == (9, step if step % 2 else step - 1)
     # Steps without the number change nothing.
     for step in range(30, 60):
-        assert len(alarms.step_done(step, {})) == 1
+        assert len(alarms.step_done(step, {}) or ()) == 1
     # The steps 24 to 29 have three unusual ones, the steps 26 to 29 two.
     for step in range(60, 65):
-        assert len(alarms.step_done(step, {RESPONSE_CLIP_RATIO: MOST_CUT_OFF})) == 1
+        assert len(alarms.step_done(step, {RESPONSE_CLIP_RATIO: MOST_CUT_OFF}) or ()) == 1
     assert alarms.step_done(65, {RESPONSE_CLIP_RATIO: 0.0}) == ()
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0] == Mentions("step 9: alarm ResponsesCutOff: 60 % of the responses", "rollout.maxNewTokens")
-    assert messages[1:] == ["step 65: the alarm ResponsesCutOff is over"]
+    assert messages[1:] == ["step 65: alarm ResponsesCutOff is cleared"]
+
+
+def test_an_alarm_is_cleared_after_many_steps_without_its_number() -> None:
+    alarms = alarms_of()
+    for step in range(1, 6):
+        alarms.step_done(step, {RESPONSE_CLIP_RATIO: 1.0})
+    for _ in range(2):
+        for step in range(6, 5 + MAX_STEPS_WITHOUT_NUMBER):
+            assert len(alarms.step_done(step, {}) or ()) == 1
+        assert len(alarms.step_done(5, {RESPONSE_CLIP_RATIO: 1.0}) or ()) == 1
+    for step in range(6, 6 + MAX_STEPS_WITHOUT_NUMBER):
+        alarms.step_done(step, {})
+    assert alarms.raised == ()
+    # The steps before it do not count any more.
+    assert alarms.step_done(200, {RESPONSE_CLIP_RATIO: 1.0}) == ()
+
+
+def test_an_error_in_a_rule_ends_the_alarms_but_not_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    too_large = {"step": 1, STEP_SECONDS: 1.0, "mine": 10**400}
+    alarms = alarms_of()
+    for step in range(1, 6):
+        alarms.step_done(step, {RESPONSE_CLIP_RATIO: 1.0})
+    caplog.clear()
+    alarms.load([too_large])
+    assert alarms.raised is None
+    assert alarms.step_done(6, {RESPONSE_CLIP_RATIO: 1.0}) is None
+    alarms.load([too_large])
+    assert [record.getMessage() for record in caplog.records] == [
+        Mentions("alarms cannot be computed", "OverflowError")
+    ]
 
 
 def test_one_odd_step_raises_no_alarm() -> None:
@@ -235,10 +270,10 @@ def test_a_resumed_run_has_the_same_alarms_as_an_uninterrupted_one(
     caplog.clear()
     resumed = alarms_of()
     resumed.load(read_rows(tmp_path / "metrics.jsonl"))
-    assert {alarm.reason for alarm in resumed.raised} == {"HighGradientNorm", "HighKl", "EqualScores"}
+    assert {alarm.reason for alarm in raised(resumed)} == {"HighGradientNorm", "HighKl", "EqualScores"}
     assert resumed.raised == whole.raised
     assert [record.getMessage() for record in caplog.records] == [
-        f"alarm {alarm.reason} since step {alarm.since_step}: {alarm.message}" for alarm in whole.raised
+        f"alarm {alarm.reason} since step {alarm.since_step}: {alarm.message}" for alarm in raised(whole)
     ]
     for step, metrics in enumerate(steps[28:], 29):
         assert resumed.step_done(step, metrics) == whole.step_done(step, metrics)
