@@ -228,8 +228,8 @@ async def start_training(world: fake_api.ControllerOnFakeApi) -> None:
     status = object_at(stored, "status")
     [attempt] = objects_at(status, "attempts")
     fake_api.ready_head(world, "job", text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid"))
-    began = {"submissions": 1, "startNumber": 1, "runningSince": "2026-01-31T12:00:00Z"}
-    world.api.put(JOBS, stored | {"status": status | {"attempts": [attempt | began]}})
+    began: dict[str, object] = {"submissions": 1, "startNumber": 1, "runningSince": "2026-01-31T12:00:00Z"}
+    world.api.put(JOBS, {**stored, "status": {**status, "attempts": [{**attempt, **began}]}})
     await world.relist()
 
 
