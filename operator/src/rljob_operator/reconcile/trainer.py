@@ -266,9 +266,9 @@ def _alarm_reason(alarm: Alarm) -> Reason:
 
 
 def _alarm_text(alarm: Alarm) -> str:
-    """The alarm's message, with the name of an unknown alarm before it."""
+    """The alarm's message and steps, with the name of an unknown alarm before it."""
     name = "" if alarm.reason in ALARMS else f"{alarm.reason}: "
-    return f"{name}{alarm.message} (since step {alarm.since_step}, last in step {alarm.step})"
+    return f"{name}{alarm.message} ({alarm.steps})" if alarm.steps else name + alarm.message
 
 
 def _rounded(progress: Progress) -> Progress:
