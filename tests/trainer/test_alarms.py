@@ -15,7 +15,7 @@ from rljob_api.run_state import Alarm
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
-from rljob_trainer.controller.alarm_rules import MOST_CUT_OFF, WINDOW, rules_of
+from rljob_trainer.controller.alarm_rules import USUAL_TRUNCATED, WINDOW, rules_of
 from rljob_trainer.controller.alarms import MAX_STEPS_WITHOUT_NUMBER, Alarms
 from rljob_trainer.observability.jsonl import read_rows
 from rljob_trainer.observability.metrics import (
@@ -73,7 +73,7 @@ def test_every_known_alarm_has_a_rule_in_the_order_of_seriousness() -> None:
 
 def test_an_alarm_is_raised_by_several_steps_and_cleared_when_few_are_left(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    alarms, high = alarms_of(), MOST_CUT_OFF + 0.1
+    alarms, high = alarms_of(), USUAL_TRUNCATED + 0.1
     # Every other step is unusual: five of the last ten raise the alarm, and it does not come and go.
     for step in range(1, 9):
         assert alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0}) == ()
@@ -85,7 +85,7 @@ def test_an_alarm_is_raised_by_several_steps_and_cleared_when_few_are_left(caplo
         assert len(alarms.step_done(step, {}) or ()) == 1
     # The steps 24 to 29 have three unusual ones, the steps 26 to 29 two.
     for step in range(60, 65):
-        assert len(alarms.step_done(step, {RESPONSE_CLIP_RATIO: MOST_CUT_OFF}) or ()) == 1
+        assert len(alarms.step_done(step, {RESPONSE_CLIP_RATIO: USUAL_TRUNCATED}) or ()) == 1
     assert alarms.step_done(65, {RESPONSE_CLIP_RATIO: 0.0}) == ()
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0] == Mentions("step 9: alarm ResponsesCutOff: 60 % of the responses", "rollout.maxNewTokens")

@@ -16,6 +16,7 @@ from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs, RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.controller.outcomes import NUM_STEPS
 from rljob_trainer.observability.metrics import (
     EQUAL_SCORES_FRACTION,
     GRADIENT_NORM,
@@ -39,15 +40,15 @@ from rljob_trainer.observability.metrics import (
     Metrics,
 )
 
-WINDOW = 10
+WINDOW = NUM_STEPS
 """Number of steps that an alarm looks at: those over which `training.maxFailureRate` counts."""
 USUAL_FAILURES = 0.25
 """Largest usual fraction of failed responses, as a fraction of `training.maxFailureRate`, which ends the run."""
 MIN_FAILING_STEPS = 2
 """Failures are unusual only if this many of the last `WINDOW` steps have some."""
-MOST_CUT_OFF = 0.5
+USUAL_TRUNCATED = 0.5
 """Largest usual fraction of truncated responses: "most" of them. A model that learns to stop begins above it."""
-MOST_EQUAL = 0.9
+USUAL_EQUAL = 0.9
 """Largest usual fraction of groups with equal scores: at 0.9 a step trains on a tenth of its responses. Runs that learn
 a hard task begin at 0.8."""
 SOLVED = 0.8
@@ -56,9 +57,9 @@ steps before: then most of them are equal because the policy solves the prompts.
 USUAL_DIFFERENCE = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.05}
 """Mean difference of log-probabilities over a step's tokens, in nats. Rounding and different kernels explain
 differences up to this value (docs/rollout-correction.md)."""
-MOST_REJECTED = 0.5
+USUAL_REJECTED = 0.5
 """Largest usual fraction of tokens that the rejection of rollout correction excludes."""
-LARGEST_MERGE_ERROR = 0.1
+USUAL_MERGE_ERROR = 0.1
 """Largest usual fraction of merged adapters that rounding loses (docs/lora.md). It is larger in the first steps of a
 run, while the adapters are small."""
 GROWTH = 10
@@ -68,7 +69,7 @@ WARM_UP = 10
 HISTORY = 100
 """Number of the newest values that such a median is computed from. It is limited so that the usual range follows a
 training that changes slowly."""
-SMALL_KL = 1.0
+USUAL_KL = 1.0
 """A KL per token up to this value, in nats, is usual however small it was before: it begins at 0 and grows while the
 policy learns. The small models of examples/ reach 0.3."""
 
@@ -211,7 +212,7 @@ def tokens_rejected(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     fraction = _number(metrics, REJECTED_FRACTION)
     if fraction is None:
         return None
-    if not fraction > MOST_REJECTED:
+    if not fraction > USUAL_REJECTED:
         return Observation(fraction)
     more_often = ""
     if spec.training.rollout.sync_every_steps > 1:
@@ -219,7 +220,7 @@ def tokens_rejected(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     return Observation(
         fraction,
         f"training.algorithm.rolloutCorrection.rejection rejects {_percent(fraction)} of the tokens (usual: below "
-        f"{_percent(MOST_REJECTED)}); widen its bounds{more_often}",
+        f"{_percent(USUAL_REJECTED)}); widen its bounds{more_often}",
     )
 
 
@@ -228,13 +229,13 @@ def adapters_rounded(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     fraction = _number(metrics, MERGE_ERROR)
     if fraction is None:
         return None
-    if not fraction > LARGEST_MERGE_ERROR:
+    if not fraction > USUAL_MERGE_ERROR:
         return Observation(fraction)
     return Observation(
         fraction,
         "spec.training.model.lora.sync: the rollout engine gets the adapters merged into weights in "
         f"{spec.training.model.dtype}, and rounding loses {_percent(fraction)} of what the adapters add (usual: below "
-        f"{_percent(LARGEST_MERGE_ERROR)}); set sync: Adapter (requires rollout.engine: VLLM), or model.dtype: Float32",
+        f"{_percent(USUAL_MERGE_ERROR)}); set sync: Adapter (requires rollout.engine: VLLM), or model.dtype: Float32",
     )
 
 
@@ -243,7 +244,7 @@ def responses_cut_off(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     fraction = _number(metrics, RESPONSE_CLIP_RATIO)
     if fraction is None:
         return None
-    if not fraction > MOST_CUT_OFF:
+    if not fraction > USUAL_TRUNCATED:
         return Observation(fraction)
     limits = f"rollout.maxNewTokens ({spec.training.rollout.max_new_tokens})"
     if spec.training.environment is not None:
@@ -251,7 +252,7 @@ def responses_cut_off(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     return Observation(
         fraction,
         f"{_percent(fraction)} of the responses were truncated at the token limit (usual: below "
-        f"{_percent(MOST_CUT_OFF)}); increase {limits}, or ask for shorter responses",
+        f"{_percent(USUAL_TRUNCATED)}); increase {limits}, or ask for shorter responses",
     )
 
 
@@ -268,7 +269,7 @@ class EqualScores:
         mean, lowest, highest = (_number(metrics, name) for name in (REWARD_MEAN, REWARD_MIN, REWARD_MAX))
         if fraction is None or mean is None or lowest is None or highest is None:
             return None
-        is_usual = fraction <= MOST_EQUAL
+        is_usual = fraction <= USUAL_EQUAL
         if lowest < highest and (is_usual or len(self.ranges) < WARM_UP):
             self.ranges.append((lowest, highest))
         if is_usual or self._is_solved(mean):
@@ -278,7 +279,7 @@ class EqualScores:
             effect = "so dynamic sampling drops nearly all that is generated"
         return Observation(
             fraction,
-            f"in {_percent(fraction)} of the groups all scores are equal (usual: below {_percent(MOST_EQUAL)}; mean "
+            f"in {_percent(fraction)} of the groups all scores are equal (usual: below {_percent(USUAL_EQUAL)}; mean "
             f"score of the step: {mean:.3g}), {effect}; use prompts that the model sometimes solves, a reward with "
             "partial credit, or a larger rollout.groupSize",
         )
@@ -347,7 +348,7 @@ class Kl:
     """The KL divergence of policy and reference per token."""
 
     def __init__(self) -> None:
-        self.range = UsualRange(SMALL_KL, SMALL_KL)
+        self.range = UsualRange(USUAL_KL, USUAL_KL)
 
     def observe(self, metrics: Metrics) -> Observation | None:
         """See Rule."""
