@@ -310,7 +310,7 @@ def test_only_failures_that_need_another_spec_suggest_a_new_job() -> None:
 
 
 def test_alarms_of_the_training_are_explained_whatever_the_job_does() -> None:
-    message = "75 % of the responses were truncated (since step 3, last in step 9); also: EqualScores"
+    message = "75 % of the responses were truncated (since step 3, last in step 9)"
     health = job_statuses.condition("TrainingHealthy", "False", "ResponsesCutOff", CREATED, message)
     complete = job_statuses.condition("Complete", "True", "Succeeded", CREATED)
     for conditions in ([VALID, health], [VALID, health, complete]):

@@ -8,6 +8,7 @@ import pytest
 
 from rljob.results.run_state import run_state
 from rljob.stored_job import stored_job
+from rljob_api.conditions import ALARMS
 from rljob_api.contract_documents import load_run_state
 from rljob_api.run_state import RunPhase, RunState
 from rljob_testing.cli import job_statuses
@@ -60,20 +61,31 @@ def test_a_job_between_two_attempts_has_not_failed() -> None:
     assert state.activity.startswith("waits for its next attempt (HeadLost): ")
 
 
-def test_the_alarm_of_the_status_is_the_alarm_of_the_run() -> None:
-    text = "90 % of the groups (since step 12, last in step 39); also: ResponsesCutOff"
-    alarm = job_statuses.condition("TrainingHealthy", "False", "EqualScores", CREATED, text)
+def test_the_run_has_all_alarms_of_the_status_and_no_steps_that_the_status_does_not_have() -> None:
+    text = "90 % of the groups (since step 12, last in step 39)"
+    unhealthy = job_statuses.condition("TrainingHealthy", "False", "EqualScores", CREATED, text)
+    names = ["EqualScores", "ResponsesCutOff", "EntropyCollapse"]
+    status = job_statuses.RUNNING | {"conditions": [unhealthy], "alarms": names}
+    alarms = state_of(status).alarms or ()
+    assert [alarm.reason for alarm in alarms] == names
+    assert [alarm.steps for alarm in alarms] == ["", "", ""]
+    first, cut_off, unknown = (alarm.message for alarm in alarms)
+    assert first == text
+    assert cut_off.startswith("In several steps more than half of the responses were truncated")
+    assert "Increase rollout.maxNewTokens" in cut_off
+    assert "does not know" in unknown
     healthy = job_statuses.condition("TrainingHealthy", "True", "NoAlarms", CREATED)
-    step = 40
-    progress = job_statuses.RUNNING["progress"] | {"step": step}  # type: ignore[operator]
-    found = wire_state(job_statuses.RUNNING | {"conditions": [alarm], "progress": progress})
-    assert found is not None
-    message = "90 % of the groups; also: ResponsesCutOff"
-    expected = {"reason": "EqualScores", "message": message, "sinceStep": 12, "step": 39}
-    assert found["alarms"] == [expected]
-    found = wire_state(job_statuses.RUNNING | {"conditions": [healthy]})
-    assert found is not None
-    assert found["alarms"] == []
+    assert state_of(job_statuses.RUNNING | {"conditions": [healthy]}).alarms == ()
+    starting = job_statuses.condition("TrainingHealthy", "Unknown", "Starting", CREATED)
+    assert state_of(job_statuses.RUNNING | {"conditions": [starting]}).alarms is None
+
+
+def test_the_explanation_of_every_alarm_fits_a_run_state() -> None:
+    unhealthy = job_statuses.condition("TrainingHealthy", "False", "EqualScores", CREATED, "text")
+    names = ["EqualScores", *(each for each in ALARMS if each != "EqualScores")]
+    alarms = state_of(job_statuses.RUNNING | {"conditions": [unhealthy], "alarms": names}).alarms or ()
+    assert len(alarms) == len(ALARMS)
+    assert all(alarm.message.endswith((".", "text")) for alarm in alarms)
 
 
 def test_without_progress_there_is_no_state() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.run_state import RunPhase
-from rljob_operator.controller import reconcile_loop
+from rljob_operator.controller import effect_executor, reconcile_loop
 from rljob_operator.kube.allowed_calls import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
 from rljob_operator.kube.errors import RefusedError, UnknownFieldError
 from rljob_operator.raw_json import JsonObject, at, object_at, objects_at, text_at
@@ -222,6 +222,17 @@ def test_a_fault_of_the_status_is_counted_and_shown_on_the_job_at_most_every_10_
     fake_api.run_controller(settings, test)
 
 
+async def start_training(world: fake_api.ControllerOnFakeApi) -> None:
+    await fake_api.start_until_pods_pending(world)
+    stored = world.api.objects[JOBS, "job"]
+    status = object_at(stored, "status")
+    [attempt] = objects_at(status, "attempts")
+    fake_api.ready_head(world, "job", text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid"))
+    began: dict[str, object] = {"submissions": 1, "startNumber": 1, "runningSince": "2026-01-31T12:00:00Z"}
+    world.api.put(JOBS, {**stored, "status": {**status, "attempts": [{**attempt, **began}]}})
+    await world.relist()
+
+
 def test_what_only_explains_is_written_at_one_pace(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     step, phase = 0, RunPhase.RUNNING
     running = ObservedRayJob("job-1-1", RayJobStatus.RUNNING, "", None, None)
@@ -234,14 +245,7 @@ def test_what_only_explains_is_written_at_one_pace(settings: Settings, monkeypat
 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         nonlocal step, phase
-        await fake_api.start_until_pods_pending(world)
-        stored = world.api.objects[JOBS, "job"]
-        status = object_at(stored, "status")
-        [attempt] = objects_at(status, "attempts")
-        fake_api.ready_head(world, "job", text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid"))
-        began = {"submissions": 1, "startNumber": 1, "runningSince": "2026-01-31T12:00:00Z"}
-        world.api.put(JOBS, stored | {"status": status | {"attempts": [attempt | began]}})
-        await world.relist()
+        await start_training(world)
 
         async def written_step() -> object:
             await world.reconcile(fake_api.KEY, 1)
@@ -264,5 +268,37 @@ def test_what_only_explains_is_written_at_one_pace(settings: Settings, monkeypat
         step = 10
         world.clock.advance(6)
         assert await written_step() == 9
+
+    fake_api.run_controller(settings, test)
+
+
+def test_an_alarm_that_comes_and_goes_gets_few_events(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: tuple[str, ...] = ()
+    running = ObservedRayJob("job-1-1", RayJobStatus.RUNNING, "", None, None)
+
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, *____: str | None, **_____: int) -> ObservedRay:
+        alarms = tuple(inputs.alarm(name) for name in names)
+        return inputs.ray(running, inputs.run_state(RunPhase.RUNNING, step=4, alarms=alarms))
+
+    monkeypatch.setattr(RunWatcher, "observe", seen)
+    monkeypatch.setattr(effect_executor, "ALARM_EVENT_SECONDS", 660.0)
+
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        nonlocal names
+        await start_training(world)
+
+        async def passes(number: int) -> tuple[int, ...]:
+            nonlocal names
+            for step in range(number):
+                # Names that the operator does not know are one alarm, however many there are.
+                names = ("EqualScores",) if step % 2 else (f"Alarm{step}",)
+                world.clock.advance(60)
+                await world.reconcile(fake_api.KEY, 1)
+                assert at(world.status("job"), "alarms") == [*names]
+            return tuple(len(posted(world, reason)) for reason in ("EqualScores", "OtherAlarm"))
+
+        assert await passes(10) == (1, 1)
+        # After a while there is another one.
+        assert await passes(10) == (2, 2)
 
     fake_api.run_controller(settings, test)

@@ -87,7 +87,7 @@ def test_a_job_completes(testbed: Testbed, operator: OperatorProcess) -> None:
     assert (health["status"], health["reason"]) == ("False", "EqualScores")
     assert health["message"] == "step 4 (since step 3, last in step 4)"
     assert [event["note"] for event in testbed.items("events") if event["reason"] == "EqualScores"] == [
-        "step 3 (since step 3, last in step 3)"
+        "step 3 (since step 3)"
     ]
     [valid] = [each for each in status["conditions"] if each["type"] == "SpecValid"]
     assert (valid["status"], valid["reason"]) == ("True", "MemoryTooSmall")

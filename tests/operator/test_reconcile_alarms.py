@@ -1,4 +1,4 @@
-"""The trainer's alarms reach the status, with one event when an alarm begins."""
+"""The trainer's alarms reach the status, with one event when an alarm is raised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from rljob_api.run_state import Alarm, RunPhase, RunState
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.reconcile.decision import Decision, EventRecord, EventType
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
-from rljob_testing.messages import Mentions
+from rljob_operator.reconcile.retries import start_attempt
+from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.trainer import new_alarms
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import alarm
 
@@ -53,13 +55,27 @@ def test_an_alarm_gets_one_event_however_long_it_lasts_and_whatever_comes_before
     assert both.status.alarms == ("RewardErrors", "ResponsesCutOff")
     status, reason, message = inputs.condition_of(both.status, HEALTHY) or ("", "", "")
     assert (status, reason) == ("False", "RewardErrors")
-    assert message == "12 % failed (since step 3, last in step 4); also: ResponsesCutOff"
+    assert message == "12 % failed (since step 3, last in step 4)"
 
 
-def test_two_alarms_that_begin_together_get_one_event() -> None:
-    _, [event] = after(inputs.run_state(alarms=(alarm("RewardErrors", "a"), alarm("EntropyCollapse", "b"))))
-    assert event.reason == "RewardErrors"
-    assert event.message == Mentions("a (since", "EntropyCollapse: b (since")
+def test_alarms_that_are_raised_together_get_an_event_each_and_unknown_ones_share_one() -> None:
+    names = ("RewardErrors", "EntropyCollapse", "EqualScores", "ValueExplosion")
+    _, events = after(inputs.run_state(alarms=tuple(alarm(name, name[0]) for name in names)))
+    steps = "(since step 3, last in step 4)"
+    assert [(event.reason, event.message) for event in events] == [
+        ("RewardErrors", f"R {steps}"),
+        ("OtherAlarm", f"EntropyCollapse: E {steps}; ValueExplosion: V {steps}"),
+        ("EqualScores", f"E {steps}"),
+    ]
+
+
+def test_an_alarm_gets_its_event_in_the_pass_that_starts_the_next_attempt_too() -> None:
+    """Ray has no job of that attempt."""
+    seen = inputs.healthy(state=inputs.run_state(alarms=(alarm(),)))
+    draft = StatusDraft(seen.job, inputs.at(0))
+    draft.alarms = ("ResponsesCutOff",)
+    start_attempt(draft, seen.job, on_same_cluster=True)
+    assert [event.reason for event in new_alarms(draft, seen)] == ["ResponsesCutOff"]
 
 
 def test_the_longest_alarms_of_a_trainer_fit_into_status_and_event() -> None:
@@ -73,6 +89,7 @@ def test_the_longest_alarms_of_a_trainer_fit_into_status_and_event() -> None:
     assert (status, reason) == ("False", "OtherAlarm")
     assert "\x1b" not in shown
     assert "\x00" not in shown
+    assert shown.endswith("(since step 3, last in step 4)")
     twice, _ = after(inputs.run_state(alarms=(alarm(), alarm())))
     assert twice.status.alarms == ("ResponsesCutOff",)
 

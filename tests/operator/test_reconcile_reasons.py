@@ -357,7 +357,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.TRAINING_HEALTHY, R.NO_ALARMS, S.healthy(state=S.run_state()), "True", ""),
     (
         C.TRAINING_HEALTHY, R.NOT_REPORTED, S.healthy(state=S.run_state(alarms=None)),
-        "Unknown", "the trainer in the image reports no alarms",
+        "Unknown", "the trainer does not report whether there are alarms",
     ),
     *(
         (C.TRAINING_HEALTHY, reason, S.healthy(state=S.run_state(alarms=(S.alarm(reason, "0.7"),))),

@@ -15,12 +15,11 @@ from rljob_api.run_state import Alarm
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
-from rljob_trainer.controller.alarm_rules import MOST_CUT_OFF, WINDOW, rules_of
-from rljob_trainer.controller.alarms import Alarms
+from rljob_trainer.controller.alarm_rules import USUAL_TRUNCATED, WINDOW, rules_of
+from rljob_trainer.controller.alarms import MAX_STEPS_WITHOUT_NUMBER, Alarms
 from rljob_trainer.observability.jsonl import read_rows
 from rljob_trainer.observability.metrics import (
     EQUAL_SCORES_FRACTION,
-    EXCLUDED_FRACTION,
     GRADIENT_NORM,
     KL_LOSS,
     LOGPROB_DIFF_MAX,
@@ -29,11 +28,13 @@ from rljob_trainer.observability.metrics import (
     MERGE_ERROR,
     NUM_SKIPPED_UPDATES,
     REJECTED_FRACTION,
-    REPLACED_FRACTION,
     RESPONSE_CLIP_RATIO,
+    REWARD_FAILED_FRACTION,
     REWARD_MAX,
     REWARD_MEAN,
     REWARD_MIN,
+    ROLLOUT_FAILED_FRACTION,
+    SAMPLING_KEPT,
     STALENESS_MAX,
     STEP_SECONDS,
     Metrics,
@@ -53,7 +54,12 @@ def raised_by(steps: Iterable[Metrics], **edits: object) -> dict[str, Alarm]:
     alarms = alarms_of(**edits)
     for step, metrics in enumerate(steps, 1):
         alarms.step_done(step, metrics)
-    return {alarm.reason: alarm for alarm in alarms.raised}
+    return {alarm.reason: alarm for alarm in raised(alarms)}
+
+
+def raised(alarms: Alarms) -> tuple[Alarm, ...]:
+    assert alarms.raised is not None
+    return alarms.raised
 
 
 def steps_of(name: str, values: Sequence[float]) -> list[Metrics]:
@@ -67,29 +73,59 @@ def test_every_known_alarm_has_a_rule_in_the_order_of_seriousness() -> None:
 
 def test_an_alarm_is_raised_by_several_steps_and_cleared_when_few_are_left(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    alarms, high = alarms_of(), MOST_CUT_OFF + 0.1
+    alarms, high = alarms_of(), USUAL_TRUNCATED + 0.1
     # Every other step is unusual: five of the last ten raise the alarm, and it does not come and go.
     for step in range(1, 9):
         assert alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0}) == ()
     for step in range(9, 30):
-        [alarm] = alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0})
+        [alarm] = alarms.step_done(step, {RESPONSE_CLIP_RATIO: high if step % 2 else 0.0}) or ()
         assert (alarm.since_step, alarm.step) == (9, step if step % 2 else step - 1)
     # Steps without the number change nothing.
     for step in range(30, 60):
-        assert len(alarms.step_done(step, {})) == 1
+        assert len(alarms.step_done(step, {}) or ()) == 1
     # The steps 24 to 29 have three unusual ones, the steps 26 to 29 two.
     for step in range(60, 65):
-        assert len(alarms.step_done(step, {RESPONSE_CLIP_RATIO: MOST_CUT_OFF})) == 1
+        assert len(alarms.step_done(step, {RESPONSE_CLIP_RATIO: USUAL_TRUNCATED}) or ()) == 1
     assert alarms.step_done(65, {RESPONSE_CLIP_RATIO: 0.0}) == ()
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0] == Mentions("step 9: alarm ResponsesCutOff: 60 % of the responses", "rollout.maxNewTokens")
-    assert messages[1:] == ["step 65: the alarm ResponsesCutOff is cleared"]
+    assert messages[1:] == ["step 65: alarm ResponsesCutOff is cleared"]
+
+
+def test_an_alarm_is_cleared_after_many_steps_without_its_number() -> None:
+    alarms = alarms_of()
+    for step in range(1, 6):
+        alarms.step_done(step, {RESPONSE_CLIP_RATIO: 1.0})
+    for _ in range(2):
+        for step in range(6, 5 + MAX_STEPS_WITHOUT_NUMBER):
+            assert len(alarms.step_done(step, {}) or ()) == 1
+        assert len(alarms.step_done(5, {RESPONSE_CLIP_RATIO: 1.0}) or ()) == 1
+    for step in range(6, 6 + MAX_STEPS_WITHOUT_NUMBER):
+        alarms.step_done(step, {})
+    assert alarms.raised == ()
+    # The steps before it do not count any more.
+    assert alarms.step_done(200, {RESPONSE_CLIP_RATIO: 1.0}) == ()
+
+
+def test_an_error_in_a_rule_ends_the_alarms_but_not_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    too_large = {"step": 1, STEP_SECONDS: 1.0, "mine": 10**400}
+    alarms = alarms_of()
+    for step in range(1, 6):
+        alarms.step_done(step, {RESPONSE_CLIP_RATIO: 1.0})
+    caplog.clear()
+    alarms.load([too_large])
+    assert alarms.raised is None
+    assert alarms.step_done(6, {RESPONSE_CLIP_RATIO: 1.0}) is None
+    alarms.load([too_large])
+    assert [record.getMessage() for record in caplog.records] == [
+        Mentions("alarms cannot be computed", "OverflowError")
+    ]
 
 
 def test_one_odd_step_raises_no_alarm() -> None:
     odd: Metrics = {
-        "reward/error_rate": 1.0,
-        EXCLUDED_FRACTION: 1.0,
+        REWARD_FAILED_FRACTION: 1.0,
+        ROLLOUT_FAILED_FRACTION: 1.0,
         GRADIENT_NORM: math.inf,
         KL_LOSS: 1e6,
         LOGPROB_DIFF_MEAN: 1.0,
@@ -101,30 +137,52 @@ def test_one_odd_step_raises_no_alarm() -> None:
         REWARD_MIN: 0.0,
         REWARD_MAX: 0.0,
     }
-    usual = dict.fromkeys(odd, 1e-4)
+    usual = {**dict.fromkeys(odd, 1e-4), REWARD_FAILED_FRACTION: 0.0, ROLLOUT_FAILED_FRACTION: 0.0}
     assert raised_by([*[usual] * 20, odd, *[usual] * 20]) == {}
 
 
 def test_failed_rewards_are_named_with_their_kind_of_failure() -> None:
     rates = {
-        "reward/error_rate": 0.25,
-        "reward/timeout_rate": 0.125,
         "reward/score/error_rate": 0.25,
         "reward/score/timeout_rate": 0.125,
-        EXCLUDED_FRACTION: 0.375,
+        REWARD_FAILED_FRACTION: 0.375,
+        ROLLOUT_FAILED_FRACTION: 0.0,
     }
     found = raised_by([{}, rates, rates])
     assert list(found) == [Reason.REWARD_ERRORS]
     assert found[Reason.REWARD_ERRORS].value == 0.375
-    assert found[Reason.REWARD_ERRORS].message == Mentions("38 %", "score error 25 %, score timeout 12 %", "logs/")
-    assert raised_by(steps_of("reward/error_rate", [0.05] * 20)) == {}
+    assert found[Reason.REWARD_ERRORS].message == Mentions(
+        "38 % of the responses of the last 2 steps", "at most 5 %", "score error 25 %, score timeout 12 %", "logs/"
+    )
 
 
-def test_excluded_responses_whose_reward_did_not_fail() -> None:
-    lost: Metrics = {EXCLUDED_FRACTION: 0.25, "reward/error_rate": 0.0}
-    assert raised_by([lost, lost])[Reason.RESPONSES_EXCLUDED].value == 0.25
-    replaced: Metrics = {EXCLUDED_FRACTION: 0.0, REPLACED_FRACTION: 0.5}
-    assert raised_by([replaced, replaced])[Reason.RESPONSES_EXCLUDED].message == Mentions("50 %", "outcome/")
+def test_scores_of_failed_rewards_are_no_failures() -> None:
+    """`onTimeout: Score`: the reward has the status TIMEOUT, and the response a score."""
+    scored = {"reward/timeout_rate": 0.5, "reward/score/timeout_rate": 0.5, REWARD_FAILED_FRACTION: 0.0}
+    assert raised_by([scored] * 20) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [(REWARD_FAILED_FRACTION, Reason.REWARD_ERRORS), (ROLLOUT_FAILED_FRACTION, Reason.RESPONSES_EXCLUDED)],
+)
+def test_failures_are_counted_over_the_last_steps_and_compared_with_those_that_end_the_run(
+    name: str, reason: Reason
+) -> None:
+    # 2 of 80 responses, in steps of 8.
+    assert raised_by(steps_of(name, [0.125 if step in (3, 9) else 0.0 for step in range(1, 11)])) == {}
+    assert raised_by(steps_of(name, [0.05] * 20)) == {}
+    assert raised_by(steps_of(name, [0.06] * 8)) == {}
+    assert raised_by(steps_of(name, [0.06] * 9))[reason].since_step == 9
+    # A quarter of maxFailureRate.
+    many, few = {_T + "maxFailureRate": 0.6}, {_T + "maxFailureRate": 0.04}
+    assert raised_by(steps_of(name, [0.14] * 20), **many) == {}
+    assert list(raised_by(steps_of(name, [0.16] * 20), **many)) == [reason]
+    assert list(raised_by(steps_of(name, [0.02] * 20), **few)) == [reason]
+    # An outage of two steps is forgotten after ten steps.
+    outage = [0.0, 1.0, 1.0, *[0.0] * 9]
+    assert list(raised_by(steps_of(name, outage))) == [reason]
+    assert raised_by(steps_of(name, [*outage, 0.0])) == {}
 
 
 def test_a_gradient_is_compared_with_those_of_the_steps_before() -> None:
@@ -197,7 +255,7 @@ def test_merged_adapters_may_be_lost_by_rounding_only_in_the_first_steps() -> No
     assert alarm.message == Mentions("BFloat16", "72 %", "sync: Adapter", "dtype: Float32")
 
 
-def groups(equal: float, mean: float, lowest: float, highest: float) -> Metrics:
+def groups(equal: float, mean: float, lowest: float, highest: float) -> dict[str, float]:
     return {EQUAL_SCORES_FRACTION: equal, REWARD_MEAN: mean, REWARD_MIN: lowest, REWARD_MAX: highest}
 
 
@@ -211,6 +269,27 @@ def test_equal_scores_are_a_problem_unless_the_policy_solves_its_prompts() -> No
     assert list(raised_by([*learning, *[groups(1.0, 0.5, 0.0, 1.0)] * 5])) == [Reason.EQUAL_SCORES]
     # Every response has the highest score because all responses have the same.
     assert list(raised_by([groups(1.0, 1.0, 1.0, 1.0)] * 5)) == [Reason.EQUAL_SCORES]
+
+
+def test_a_few_scores_far_from_all_others_do_not_decide_whether_prompts_are_solved() -> None:
+    learning, failing = groups(0.5, 0.3, 0.0, 1.0), [groups(1.0, 0.02, 0.0, 1.0), groups(1.0, 0.0, 0.0, 0.0)] * 10
+    # A penalty.
+    low = groups(0.5, 0.1, -10.0, 1.0)
+    assert list(raised_by([low, *failing])) == [Reason.EQUAL_SCORES]
+    assert list(raised_by([*[learning] * 10, *[low, *[learning] * 4] * 3, *failing * 20])) == [Reason.EQUAL_SCORES]
+    # Rare penalties when nothing is learned any more.
+    penalties = [groups(0.95, -0.1, -10.0, 0.0)] * 200
+    assert list(raised_by([*[learning] * 10, *penalties])) == [Reason.EQUAL_SCORES]
+    # A bonus.
+    solved = [groups(0.97, 0.99, 0.0, 1.0)] * 30
+    assert raised_by([groups(0.5, 0.5, 0.0, 20.0), *solved]) == {}
+    assert raised_by([*[learning] * 10, groups(0.5, 0.5, 0.0, 20.0), *solved]) == {}
+
+
+def test_dynamic_sampling_drops_groups_with_equal_scores() -> None:
+    [alarm] = raised_by([{**groups(0.95, 0.01, 0.0, 1.0), SAMPLING_KEPT: 0.05}] * 5).values()
+    assert alarm.message == Mentions("95 % of the groups", "dynamic sampling drops nearly all")
+    assert "learns" not in alarm.message
 
 
 def test_a_resumed_run_has_the_same_alarms_as_an_uninterrupted_one(
@@ -235,10 +314,10 @@ def test_a_resumed_run_has_the_same_alarms_as_an_uninterrupted_one(
     caplog.clear()
     resumed = alarms_of()
     resumed.load(read_rows(tmp_path / "metrics.jsonl"))
-    assert {alarm.reason for alarm in resumed.raised} == {"HighGradientNorm", "HighKl", "EqualScores"}
+    assert {alarm.reason for alarm in raised(resumed)} == {"HighGradientNorm", "HighKl", "EqualScores"}
     assert resumed.raised == whole.raised
     assert [record.getMessage() for record in caplog.records] == [
-        f"alarm {alarm.reason} since step {alarm.since_step}: {alarm.message}" for alarm in whole.raised
+        f"alarm {alarm.reason} since step {alarm.since_step}: {alarm.message}" for alarm in raised(whole)
     ]
     for step, metrics in enumerate(steps[28:], 29):
         assert resumed.step_done(step, metrics) == whole.step_done(step, metrics)
@@ -246,7 +325,8 @@ def test_a_resumed_run_has_the_same_alarms_as_an_uninterrupted_one(
 
 def test_all_alarms_of_a_step_fit_a_run_state() -> None:
     worst = {
-        **dict.fromkeys((f"reward/{kind}_rate" for kind in ("error", "timeout", "died", "unreachable")), 1.0),
+        REWARD_FAILED_FRACTION: 1.0,
+        ROLLOUT_FAILED_FRACTION: 1.0,
         **dict.fromkeys((f"reward/score/{kind}_rate" for kind in ("error", "timeout", "died", "unreachable")), 1.0),
         GRADIENT_NORM: 1e300,
         KL_LOSS: 1e300,
@@ -256,8 +336,7 @@ def test_all_alarms_of_a_step_fit_a_run_state() -> None:
         **mismatches([123456.789])[0],
         **groups(1.0, -123456.789, -123456.789, -123456.789),
     }
-    lost = {**worst, **dict.fromkeys(worst, 0.0), EXCLUDED_FRACTION: 1.0}
-    found = raised_by([{GRADIENT_NORM: 1.0}] * WINDOW + [lost, lost] + [worst] * 8)
+    found = raised_by([{GRADIENT_NORM: 1.0}] * WINDOW + [worst] * 10)
     assert set(found) == set(ALARMS)
     for alarm in found.values():
         assert not alarm.message.endswith(" ")

@@ -45,6 +45,10 @@ def run(
     return found, found.step.run(stub_step.PROMPTS, 0)[1]
 
 
+def causes(metrics: dict[str, float]) -> tuple[float, float]:
+    return metrics["outcome/reward_failed_fraction"], metrics["outcome/rollout_failed_fraction"]
+
+
 def trained(found: stub_step.Step) -> list[int]:
     """The rows that are trained on. In row i all response tokens are i."""
     [update] = found.actor.updates
@@ -73,6 +77,7 @@ def test_a_group_trains_on_the_rest_and_a_response_that_is_left_alone_is_dropped
     assert metrics["outcome/alone_fraction"] == pytest.approx(1 / 9)
     assert metrics["actor/trained_fraction"] == pytest.approx(5 / 9)
     assert metrics["outcome/completed_fraction"] == 1
+    assert causes(metrics) == pytest.approx((3 / 9, 0))
 
 
 @pytest.mark.parametrize(
@@ -112,8 +117,16 @@ def test_gdpo_needs_all_its_rewards_and_ignores_those_that_are_only_reported() -
     assert trained(found) == [2, 3, 4, 5]
     assert metrics["outcome/excluded_fraction"] == pytest.approx(1 / 6)
     assert metrics["reward/style/died_rate"] == 1
+    # Training does not need the reward with weight 0.
+    assert causes(metrics) == pytest.approx((1 / 6, 0))
     assert "reward/style/mean" not in metrics
     assert metrics["critic/rewards/mean"] == pytest.approx((1 + 1.5 + 0 + 1 + 0.5) / 5)
+
+
+def test_a_response_for_which_several_rewards_fail_is_one_failure() -> None:
+    scores: dict[str, Scores] = {"right": [1, 0, TIMEOUT, 0], "form": [0, TIMEOUT, ERROR, 0]}
+    _, metrics = run({"advantage": PLAIN}, {name: each * 2 for name, each in scores.items()}, group_size=2)
+    assert causes(metrics) == pytest.approx((metrics["outcome/excluded_fraction"], 0))
 
 
 def test_groups_of_one_are_trained_on_if_the_job_has_only_those() -> None:
@@ -219,6 +232,7 @@ def test_a_response_that_the_engine_did_not_complete_is_excluded() -> None:
     }
     assert ends == pytest.approx({"completed": 7 / 9, "max_tokens": 1 / 9, "infrastructure": 1 / 9, "excluded": 1 / 9})
     assert rollout.reasons() == Reasons({("rollout", Outcome.INFRASTRUCTURE): 1})
+    assert causes(metrics) == pytest.approx((0, 1 / 9))
     # The reward has scored it with 0.
     assert metrics["critic/rewards/mean"] == metrics["reward/score/mean"] == pytest.approx(9 / 8)
     assert math.isnan(rollout.rewards_B[4])
@@ -246,6 +260,7 @@ def test_excluded_responses_are_replaced_if_the_job_says_so() -> None:
     assert trained(found) == [0, 7, 2, 3, 4, 5]
     assert advantages(found) == [-2, 2, 0.5, -0.5, -0.5, 0.5]
     assert (metrics["outcome/replaced_fraction"], metrics["outcome/excluded_fraction"]) == (2 / 6, 0)
+    assert causes(metrics) == pytest.approx((2 / 8, 0))
     assert (rollout.num_lost, rollout.reasons()) == (2, reasons_of_score(TIMEOUT=1, UNREACHABLE=1))
     # The same prompt, with seeds of their own.
     first, *more = found.generator.requests

@@ -188,11 +188,9 @@ def _silence(files: RunFiles, curves: Curves, now: datetime) -> Notice | None:
 def _alarms(files: RunFiles) -> Iterator[Notice]:
     """The alarms that the trainer has computed."""
     for alarm in (files.state.alarms if files.state is not None else None) or ():
-        steps = f"since step {alarm.since_step}" + (
-            f", last in step {alarm.step}" if alarm.step > alarm.since_step else ""
-        )
+        steps = f" ({alarm.steps})" if alarm.steps else ""
         section = f"troubleshooting.md#{alarm.reason.lower()}"
-        yield Notice(Level.ALARM, f"{_words(alarm.reason).lower()} ({steps})", alarm.message, section)
+        yield Notice(Level.ALARM, f"{_words(alarm.reason).lower()}{steps}", alarm.message, section)
 
 
 def _words(name: str) -> str:

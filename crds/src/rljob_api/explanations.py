@@ -129,24 +129,27 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Nothing to do.",
         ),
         Reason.NOT_REPORTED: Explanation(
-            means="The trainer in the job's image reports no alarms, because it is older than this operator.",
-            advice="The training is not affected. To get alarms, use an image of the operator's version.",
+            means=(
+                "It is not known whether there are alarms: the trainer in the job's image is older than this operator,"
+                " or could not compute them (then its log has a warning)."
+            ),
+            advice="Nothing to do; to get alarms, use an image of the operator's version.",
         ),
         Reason.REWARD_ERRORS: Explanation(
             means=(
-                "In several steps a reward raised an error, exceeded its time limit, lost its process or could not"
-                " reach a service, for more than 5 % of the responses. Usual is 0 %."
+                "A reward gave no score for many responses of the last ten steps, more than a quarter of"
+                " `training.maxFailureRate`: it raised an error, exceeded its time limit, lost its process or could not"
+                " reach a service. Usual is 0 %."
             ),
             advice=(
                 "Read the first failure of each kind in `logs/` of the run folder, and fix the reward or the service."
-                " If many responses fail, `training.maxFailureRate` ends the run."
+                " Above `training.maxFailureRate` the run ends."
             ),
         ),
         Reason.RESPONSES_EXCLUDED: Explanation(
             means=(
-                "In several steps more than 5 % of the responses were excluded or replaced (usual is 0 %), not counting"
-                " those of RewardErrors. The rollout engine or the environment did not complete them, or a response was"
-                " replaced because its reward failed."
+                "The rollout engine or the environment did not complete many responses of the last ten steps, more"
+                " than a quarter of `training.maxFailureRate`, so these were excluded. Usual is 0 %."
             ),
             advice=(
                 "Read the logs of the workers and of the environment in `logs/` of the run folder, and fix the cause."
@@ -203,8 +206,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.RESPONSES_CUT_OFF: Explanation(
             means=(
-                "In several steps more than half of the responses were truncated at the token limit, before"
-                " the model ended them. Their answer is often missing."
+                "In several steps more than half of the responses were truncated at the token limit, before the model"
+                " ended them. Their answer is often missing."
             ),
             advice=(
                 "Increase `rollout.maxNewTokens` (with an environment also `maxTurnTokens` or `maxContextTokens`), or"
@@ -213,8 +216,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.EQUAL_SCORES: Explanation(
             means=(
-                "In several steps nearly all groups had equal scores, and not because the policy solves the"
-                " prompts. Such a group has no advantage, so nothing is learned from it."
+                "In several steps nearly all groups had equal scores, and not because the policy solves the prompts."
+                " The policy learns nothing from such a group; dynamic sampling drops it."
             ),
             advice=(
                 "Use prompts that the model sometimes solves, a reward with partial credit, or a larger"

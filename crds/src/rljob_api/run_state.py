@@ -54,10 +54,19 @@ class Alarm(WireModel):
     """The observed number, such as 0.4 for 40 % of the responses; unset if it was not finite."""
     message: Annotated[str, Field(max_length=512)]
     """For people: the number, what is usual, and what to do."""
-    since_step: Count
-    """Step, from 1, after which the alarm was raised."""
-    step: Count
+    since_step: Count | None = None
+    """Step, from 1, after which the alarm was raised. Trainers set this field and the next one; they are unset in a
+    state that was made from the status of a job."""
+    step: Count | None = None
     """Newest step in which the number was outside its usual range."""
+
+    @property
+    def steps(self) -> str:
+        """Both steps for people, such as `since step 3, last in step 9`; empty if they are unset."""
+        if self.since_step is None or self.step is None:
+            return ""
+        last = f", last in step {self.step}" if self.step > self.since_step else ""
+        return f"since step {self.since_step}{last}"
 
 
 class RunState(WireModel):

@@ -6,13 +6,13 @@ reader needs of it, and more: also how the job ended if the trainer was killed.
 
 from __future__ import annotations
 
-import re
-
 from rljob.job_state import newest_attempt
 from rljob.kubernetes_models import Json
 from rljob.polling import utc_now
 from rljob.stored_job import StoredJob
+from rljob_api.conditions import ALARMS, ConditionType
 from rljob_api.constants import CONTRACT_VERSION
+from rljob_api.explanations import EXPLANATIONS
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import AttemptState, ConditionStatus
 
@@ -24,8 +24,7 @@ _PHASES = {
 }
 _MAX_ERROR_CHARACTERS = 4096
 _MAX_ACTIVITY_CHARACTERS = 256
-_ALARM_STEPS = re.compile(r" \(since step (\d+), last in step (\d+)\)")
-"""What the operator appends to the message of an alarm."""
+_MAX_ALARM_CHARACTERS = 512
 
 
 def run_state(job: StoredJob) -> Json | None:
@@ -40,7 +39,7 @@ def run_state(job: StoredJob) -> Json | None:
         "exportUri": status.export_uri,
         "error": error,
         "activity": _waiting(job),
-        "alarms": _alarms(job, status.progress.step),
+        "alarms": _alarms(job),
     }
     return {
         "contractVersion": CONTRACT_VERSION,
@@ -86,15 +85,21 @@ def _ended(reason: str, message: str) -> tuple[RunPhase, Json | None]:
     return RunPhase.FAILED, {"kind": reason[:64], "message": message[:_MAX_ERROR_CHARACTERS]}
 
 
-def _alarms(job: StoredJob, step: int) -> list[Json] | None:
-    """The most serious alarm, with the names of the others in its message: the status has only the names of these. None
-    if the trainer reports no alarms."""
-    found = next((each for each in job.status.conditions if each.type == "TrainingHealthy"), None)
+def _alarms(job: StoredJob) -> list[Json] | None:
+    """The alarms, without their steps. Of the most serious one, the status has the message, which also has its steps;
+    of the others it has only the names. None if the trainer reports no alarms."""
+    found = next((each for each in job.status.conditions if each.type == ConditionType.TRAINING_HEALTHY), None)
     if found is None or found.status is ConditionStatus.UNKNOWN:
         return None
     if found.status is ConditionStatus.TRUE:
         return []
-    steps = _ALARM_STEPS.search(found.message)
-    since, newest = (int(steps[1]), int(steps[2])) if steps else (step, step)
-    message = _ALARM_STEPS.sub("", found.message, count=1)
-    return [{"reason": found.reason, "message": message[:512], "sinceStep": since, "step": newest}]
+    first, *others = job.status.alarms or (found.reason,)
+    messages = {first: found.message, **{name: _explanation(name) for name in others}}
+    return [{"reason": name, "message": text[:_MAX_ALARM_CHARACTERS]} for name, text in messages.items()]
+
+
+def _explanation(alarm: str) -> str:
+    known = next((each for each in ALARMS if each == alarm), None)
+    if known is None:
+        return "An alarm that this version of rljob does not know; the trainer's log explains it."
+    return f"{EXPLANATIONS[known].means} {EXPLANATIONS[known].advice}".replace("`", "")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from datetime import UTC
 
-from rljob_api.conditions import Reason
+from rljob_api.conditions import ALARMS, Reason
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_operator.controller.cluster_creation import ClusterCreation
 from rljob_operator.controller.observe import Observation
@@ -62,12 +62,15 @@ from rljob_operator.reconcile.observed import EffectFailure
 
 POLICY_SECONDS = 60.0
 """Minimum time between two ApplyNetworkPolicy effects for the same cluster."""
+ALARM_EVENT_SECONDS = 3600.0
+"""Minimum time between two events about the same alarm of a job: a trainer may raise and clear alarms all the time."""
 
 logger = logging.getLogger(__name__)
 
 
 class EffectExecutor:
-    """Executes the decisions of one operator process. It only remembers when it applied network policies again."""
+    """Executes the decisions of one operator process. It only remembers when it applied network policies again, and
+    when it posted events about alarms."""
 
     def __init__(self, context: OperatorContext) -> None:
         self._objects = context.objects
@@ -81,6 +84,9 @@ class EffectExecutor:
         self._creation = ClusterCreation(context)
         self._policy_applied_at: dict[str, float] = {}
         """When an ApplyNetworkPolicy effect was last due (monotonic seconds), by the cluster's UID."""
+        self._alarm_posted_at: dict[tuple[str, str], float] = {}
+        """When an event about an alarm was posted (monotonic seconds), by the job's UID and the alarm; without those
+        before `ALARM_EVENT_SECONDS`."""
 
     async def write_status(self, job: JobObject, decision: Decision) -> str:
         """Writes the decision's status if it differs from the job's. Returns the resource version of the job with the
@@ -138,14 +144,27 @@ class EffectExecutor:
         return None
 
     async def post(self, events: Iterable[EventRecord], job: JobIdentity) -> None:
-        """Posts the events. Events only inform users: if one cannot be posted, this is logged and not retried."""
+        """Posts the events, except those about an alarm that have a recent one. Events only inform users: if one cannot
+        be posted, this is logged and not retried."""
         for event in events:
+            if self._has_recent_event(event, job):
+                continue
             try:
                 await self._objects.create(EVENTS, job.namespace, self._event(event, job))
             except KubeError as error:
                 logger.warning(
                     "event %s was not posted: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}")
                 )
+
+    def _has_recent_event(self, event: EventRecord, job: JobIdentity) -> bool:
+        """Whether the event is about an alarm, and the job had one about the same alarm a short time ago. If it had
+        none, notes that it has one now."""
+        if event.reason not in ALARMS and event.reason != Reason.OTHER_ALARM:
+            return False
+        now, key = self._clock.monotonic(), (job.uid, event.reason)
+        posted = {each: at for each, at in self._alarm_posted_at.items() if now < at + ALARM_EVENT_SECONDS}
+        self._alarm_posted_at = {key: now} | posted
+        return key in posted
 
     async def _carry_out(self, effect: Effect, observation: Observation, job_version: str) -> EffectFailure | None:
         kind, job = effect.kind, observation.observed.job

@@ -153,9 +153,9 @@ class Decision:
 
 def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord, ...]:
     """One event for each condition whose status or reason changed, except for reasons in `_QUIET` and for
-    TrainingHealthy: `trainer.new_alarms` has an event when an alarm begins. If several changed conditions have the same
-    reason, only the last of them gets an event. An event with a reason that this operator does
-    not know is a warning if the condition is False."""
+    TrainingHealthy: `trainer.new_alarms` has an event when an alarm is raised. If several changed conditions have the
+    same reason, only the last of them gets an event. An event with a reason that this operator does not know is a
+    warning if the condition is False."""
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
     changed = {
         condition.reason: condition

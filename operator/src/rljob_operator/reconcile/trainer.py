@@ -40,8 +40,6 @@ FINAL_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
 END_WITHOUT_STATE = "Ray reports that the trainer succeeded; waiting for the trainer's final run state"
 """Message of Progressing while the operator waits for the final run state."""
 
-MAX_ALARM_LENGTH = 600
-"""Maximum length of the text of an alarm. In a condition, the names of the others follow."""
 SIGNIFICANT_DIGITS = 4
 """Number of significant digits of the reward, the score and the tokens per second in `status.progress`."""
 MIN_SECONDS_BETWEEN_PROGRESSED_AT = 60
@@ -129,15 +127,16 @@ def report_run(
 
 
 def new_alarms(draft: StatusDraft, observed: Observed) -> tuple[EventRecord, ...]:
-    """One event for the alarms that this pass adds to the status; none if it adds none. Few jobs have several new
-    alarms at once."""
-    state = _newest_state(draft, observed) if draft.attempts else None
-    added = set(draft.alarms) - set(observed.job.status.alarms)
-    new = [alarm for alarm in (state.alarms if state is not None else None) or () if alarm.reason in added]
-    if not new:
-        return ()
-    text = "; ".join(_alarm_text(alarm) for alarm in new)
-    return (EventRecord(EventType.WARNING, _alarm_reason(new[0]), bounded_note(beginning_of(text))),)
+    """One event for each alarm that this pass adds to the status; those that this operator does not know share one."""
+    added, state = set(draft.alarms) - set(observed.job.status.alarms), observed.ray.run_state
+    texts: dict[Reason, list[str]] = {}
+    for alarm in (state.alarms if state is not None else None) or ():
+        if alarm.reason in added:
+            texts.setdefault(_alarm_reason(alarm), []).append(_alarm_text(alarm))
+    return tuple(
+        EventRecord(EventType.WARNING, reason, bounded_note(beginning_of("; ".join(each))))
+        for reason, each in texts.items()
+    )
 
 
 def record_termination(draft: StatusDraft, observed: Observed) -> None:
@@ -244,15 +243,14 @@ def _report_alarms(draft: StatusDraft, state: RunState | None) -> None:
             draft.set(kind, UNKNOWN, Reason.STARTING, "the trainer has not completed a step")
     elif state.alarms is None:
         draft.alarms = ()
-        draft.set(kind, UNKNOWN, Reason.NOT_REPORTED, "the trainer in the image reports no alarms")
+        draft.set(kind, UNKNOWN, Reason.NOT_REPORTED, "the trainer does not report whether there are alarms")
     elif not state.alarms:
         draft.alarms = ()
         draft.set(kind, TRUE, Reason.NO_ALARMS, "")
     else:
-        first, *others = state.alarms
+        first = state.alarms[0]
         draft.alarms = tuple(dict.fromkeys(alarm.reason for alarm in state.alarms))
-        also = f"; also: {', '.join(alarm.reason for alarm in others)}" if others else ""
-        draft.set(kind, FALSE, _alarm_reason(first), beginning_of(_alarm_text(first), MAX_ALARM_LENGTH) + also)
+        draft.set(kind, FALSE, _alarm_reason(first), _alarm_text(first))
 
 
 def _has_alarms_to_report(state: RunState) -> bool:
@@ -268,9 +266,9 @@ def _alarm_reason(alarm: Alarm) -> Reason:
 
 
 def _alarm_text(alarm: Alarm) -> str:
-    """The alarm's message, with the name of an unknown alarm before it."""
+    """The alarm's message and steps, with the name of an unknown alarm before it."""
     name = "" if alarm.reason in ALARMS else f"{alarm.reason}: "
-    return f"{name}{alarm.message} (since step {alarm.since_step}, last in step {alarm.step})"
+    return f"{name}{alarm.message} ({alarm.steps})" if alarm.steps else name + alarm.message
 
 
 def _rounded(progress: Progress) -> Progress:

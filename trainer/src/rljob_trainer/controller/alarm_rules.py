@@ -16,9 +16,9 @@ from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs, RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.controller.outcomes import NUM_STEPS
 from rljob_trainer.observability.metrics import (
     EQUAL_SCORES_FRACTION,
-    EXCLUDED_FRACTION,
     GRADIENT_NORM,
     KL_LOSS,
     LOGPROB_DIFF_MAX,
@@ -28,45 +28,48 @@ from rljob_trainer.observability.metrics import (
     NAMED_REWARD_PREFIX,
     NUM_SKIPPED_UPDATES,
     REJECTED_FRACTION,
-    REPLACED_FRACTION,
     RESPONSE_CLIP_RATIO,
+    REWARD_FAILED_FRACTION,
     REWARD_MAX,
     REWARD_MEAN,
     REWARD_MIN,
+    ROLLOUT_FAILED_FRACTION,
+    SAMPLING_KEPT,
     STALENESS_MAX,
     STATUS_RATES,
     Metrics,
 )
 
-WINDOW = 10
+WINDOW = NUM_STEPS
 """Number of steps that an alarm looks at: those over which `training.maxFailureRate` counts."""
-MOST_FAILURES = 0.05
-"""Largest usual fraction of responses without a result of a reward, of the engine or of the environment. A quarter of
-the default of `training.maxFailureRate`, which ends the run."""
-MOST_CUT_OFF = 0.5
+USUAL_FAILURES = 0.25
+"""Largest usual fraction of failed responses, as a fraction of `training.maxFailureRate`, which ends the run."""
+MIN_FAILING_STEPS = 2
+"""Failures are unusual only if this many of the last `WINDOW` steps have some."""
+USUAL_TRUNCATED = 0.5
 """Largest usual fraction of truncated responses: "most" of them. A model that learns to stop begins above it."""
-MOST_EQUAL = 0.9
+USUAL_EQUAL = 0.9
 """Largest usual fraction of groups with equal scores: at 0.9 a step trains on a tenth of its responses. Runs that learn
 a hard task begin at 0.8."""
 SOLVED = 0.8
-"""Groups with equal scores are no problem if the mean reward has reached this fraction of the range of all scores of
-the run: then most of them are equal because the policy solves the prompts."""
+"""Groups with equal scores are no problem if the mean score has reached this fraction of the range of scores in the
+steps before: then most of them are equal because the policy solves the prompts."""
 USUAL_DIFFERENCE = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.05}
 """Mean difference of log-probabilities over a step's tokens, in nats. Rounding and different kernels explain
 differences up to this value (docs/rollout-correction.md)."""
-MOST_REJECTED = 0.5
+USUAL_REJECTED = 0.5
 """Largest usual fraction of tokens that the rejection of rollout correction excludes."""
-LARGEST_MERGE_ERROR = 0.1
+USUAL_MERGE_ERROR = 0.1
 """Largest usual fraction of merged adapters that rounding loses (docs/lora.md). It is larger in the first steps of a
 run, while the adapters are small."""
 GROWTH = 10
 """A gradient norm or KL is unusual above this multiple of its median in the steps before."""
 WARM_UP = 10
-"""Number of values that such a median needs."""
+"""Number of values that such a median needs, and of steps from which the range of scores is known."""
 HISTORY = 100
 """Number of the newest values that such a median is computed from. It is limited so that the usual range follows a
 training that changes slowly."""
-SMALL_KL = 1.0
+USUAL_KL = 1.0
 """A KL per token up to this value, in nats, is usual however small it was before: it begins at 0 and grows while the
 policy learns. The small models of examples/ reach 0.3."""
 
@@ -96,10 +99,10 @@ class Rule:
 def rules_of(spec: RLJobSpec) -> tuple[Rule, ...]:
     """The alarms of a job, most serious first. `spec.training.model.dtype` must not be `Auto`."""
     names = [reward.name for reward in spec.training.rewards]
-    max_norm = spec.training.optimizer.max_gradient_norm
+    max_norm, max_failures = spec.training.optimizer.max_gradient_norm, spec.training.max_failure_rate
     return (
-        Rule(Reason.REWARD_ERRORS, 2, lambda metrics: reward_errors(metrics, names)),
-        Rule(Reason.RESPONSES_EXCLUDED, 2, responses_excluded),
+        Rule(Reason.REWARD_ERRORS, 1, RewardErrors(max_failures, names).observe),
+        Rule(Reason.RESPONSES_EXCLUDED, 1, ResponsesExcluded(max_failures).observe),
         Rule(Reason.HIGH_GRADIENT_NORM, 3, GradientNorm(max_norm).observe),
         Rule(Reason.HIGH_KL, 3, Kl().observe),
         Rule(Reason.ROLLOUT_MISMATCH, 3, lambda metrics: rollout_mismatch(metrics, spec)),
@@ -110,42 +113,74 @@ def rules_of(spec: RLJobSpec) -> tuple[Rule, ...]:
     )
 
 
-def reward_errors(metrics: Metrics, names: Sequence[str]) -> Observation | None:
-    """The fraction of responses for which a reward failed. `names`: of all rewards."""
-    rates = [rate for rate in STATUS_RATES.values() if f"{NAMED_REWARD_PREFIX}/{rate}" in metrics]
-    if not rates:
-        return None
-    fraction = _failed_fraction(metrics)
-    if not fraction > MOST_FAILURES:
-        return Observation(fraction)
-    found = {
-        f"{name} {rate.removesuffix('_rate')}": metrics.get(f"{NAMED_REWARD_PREFIX}/{name}/{rate}", 0.0)
-        for name in names
-        for rate in rates
-    }
-    worst = sorted(found.items(), key=lambda each: -each[1])[:3]
-    details = ", ".join(f"{name} {_percent(value)}" for name, value in worst if value > 0)
-    return Observation(
-        fraction,
-        f"a reward failed for {_percent(fraction)} of the responses (usual: 0 %; {details}); logs/ of the run folder "
-        "has the first failure of each kind",
-    )
+class Failures:
+    """A fraction of failed responses in the last `WINDOW` steps, counted as for `training.maxFailureRate`: until that
+    many steps are done, the missing ones count as steps without failures."""
+
+    def __init__(self, max_rate: float) -> None:
+        """`max_rate`: `training.maxFailureRate`."""
+        self.limit = USUAL_FAILURES * max_rate
+        self.fractions: deque[float] = deque(maxlen=WINDOW)
+
+    def observe(self, fraction: float, problem: Callable[[str], str]) -> Observation:
+        """Counts a step in which `fraction` of the responses failed. `problem`: returns the message for a text with the
+        fraction over all steps that count. Steps without failures are usual, so one odd step raises no alarm."""
+        self.fractions.append(fraction)
+        mean = sum(self.fractions) / len(self.fractions)
+        num_failing = sum(each > 0 for each in self.fractions)
+        is_usual = sum(self.fractions) / WINDOW <= self.limit or num_failing < MIN_FAILING_STEPS or fraction == 0
+        text = (
+            f"{_percent(mean)} of the responses of the last {len(self.fractions)} steps (usual: 0 %; at most "
+            f"{_percent(self.limit)}, a quarter of maxFailureRate)"
+        )
+        return Observation(mean, "" if is_usual else problem(text))
 
 
-def responses_excluded(metrics: Metrics) -> Observation | None:
-    """The fraction of responses that were excluded or replaced by others, without those for which a reward failed."""
-    excluded = _number(metrics, EXCLUDED_FRACTION)
-    if excluded is None:
-        return None
-    fraction = max(0.0, min(1.0, excluded + metrics.get(REPLACED_FRACTION, 0.0)) - _failed_fraction(metrics))
-    if not fraction > MOST_FAILURES:
-        return Observation(fraction)
-    return Observation(
-        fraction,
-        f"{_percent(fraction)} of the responses were excluded or replaced by others (usual: 0 %), without those for "
-        "which a reward failed: the rollout engine or the environment did not complete them, or the reward of a "
-        "replaced response failed; see logs/ of the run folder and the metrics outcome/...",
-    )
+class RewardErrors:
+    """The fraction of responses that were excluded because a reward failed. A failure that `onError` or `onTimeout`
+    turns into a score is no failure here."""
+
+    def __init__(self, max_rate: float, names: Sequence[str]) -> None:
+        """`names`: of all rewards. For `max_rate` see Failures."""
+        self.failures = Failures(max_rate)
+        self.names = names
+
+    def observe(self, metrics: Metrics) -> Observation | None:
+        """See Rule."""
+        fraction = _number(metrics, REWARD_FAILED_FRACTION)
+        return None if fraction is None else self.failures.observe(fraction, lambda of: self._problem(of, metrics))
+
+    def _problem(self, of_the_responses: str, metrics: Metrics) -> str:
+        found = {
+            f"{name} {rate.removesuffix('_rate')}": metrics.get(f"{NAMED_REWARD_PREFIX}/{name}/{rate}", 0.0)
+            for name in self.names
+            for rate in STATUS_RATES.values()
+        }
+        worst = sorted(found.items(), key=lambda each: -each[1])[:3]
+        details = ", ".join(f"{name} {_percent(value)}" for name, value in worst if value > 0)
+        return (
+            f"a reward failed for {of_the_responses}{f'; in this step: {details}' if details else ''}; logs/ of the "
+            "run folder has the first failure of each kind"
+        )
+
+
+class ResponsesExcluded:
+    """The fraction of responses that the rollout engine or the environment did not complete."""
+
+    def __init__(self, max_rate: float) -> None:
+        self.failures = Failures(max_rate)
+
+    def observe(self, metrics: Metrics) -> Observation | None:
+        """See Rule."""
+        fraction = _number(metrics, ROLLOUT_FAILED_FRACTION)
+        return None if fraction is None else self.failures.observe(fraction, self._problem)
+
+    @staticmethod
+    def _problem(of_the_responses: str) -> str:
+        return (
+            f"the rollout engine or the environment did not complete {of_the_responses}; they were excluded; see "
+            "logs/ of the run folder and the metrics outcome/..."
+        )
 
 
 def rollout_mismatch(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
@@ -167,8 +202,8 @@ def rollout_mismatch(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
         mean,
         "training/inference mismatch: the log-probabilities of the rollout engine and of the trainer differ by "
         f"{mean:.2g} nats on average (max {metrics.get(LOGPROB_DIFF_MAX, math.nan):.2g}, {share} of the tokens by more "
-        f"than 0.1; up to {usual:g} is usual in {dtype}), so training is off-policy. {advice}; to find the cause try "
-        "rollout.compile: Never, model.dtype: Float32, rollout.engine: HuggingFace",
+        f"than 0.1; up to {usual:g} is usual in {dtype}), so training is off-policy. {advice}; to find the cause "
+        "try, one at a time, rollout.compile: Never, model.dtype: Float32, rollout.engine: HuggingFace",
     )
 
 
@@ -177,7 +212,7 @@ def tokens_rejected(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     fraction = _number(metrics, REJECTED_FRACTION)
     if fraction is None:
         return None
-    if not fraction > MOST_REJECTED:
+    if not fraction > USUAL_REJECTED:
         return Observation(fraction)
     more_often = ""
     if spec.training.rollout.sync_every_steps > 1:
@@ -185,7 +220,7 @@ def tokens_rejected(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     return Observation(
         fraction,
         f"training.algorithm.rolloutCorrection.rejection rejects {_percent(fraction)} of the tokens (usual: below "
-        f"{_percent(MOST_REJECTED)}); widen its bounds{more_often}",
+        f"{_percent(USUAL_REJECTED)}); widen its bounds{more_often}",
     )
 
 
@@ -194,13 +229,13 @@ def adapters_rounded(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     fraction = _number(metrics, MERGE_ERROR)
     if fraction is None:
         return None
-    if not fraction > LARGEST_MERGE_ERROR:
+    if not fraction > USUAL_MERGE_ERROR:
         return Observation(fraction)
     return Observation(
         fraction,
         "spec.training.model.lora.sync: the rollout engine gets the adapters merged into weights in "
         f"{spec.training.model.dtype}, and rounding loses {_percent(fraction)} of what the adapters add (usual: below "
-        f"{_percent(LARGEST_MERGE_ERROR)}); set sync: Adapter (requires rollout.engine: VLLM), or model.dtype: Float32",
+        f"{_percent(USUAL_MERGE_ERROR)}); set sync: Adapter (requires rollout.engine: VLLM), or model.dtype: Float32",
     )
 
 
@@ -209,7 +244,7 @@ def responses_cut_off(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     fraction = _number(metrics, RESPONSE_CLIP_RATIO)
     if fraction is None:
         return None
-    if not fraction > MOST_CUT_OFF:
+    if not fraction > USUAL_TRUNCATED:
         return Observation(fraction)
     limits = f"rollout.maxNewTokens ({spec.training.rollout.max_new_tokens})"
     if spec.training.environment is not None:
@@ -217,7 +252,7 @@ def responses_cut_off(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     return Observation(
         fraction,
         f"{_percent(fraction)} of the responses were truncated at the token limit (usual: below "
-        f"{_percent(MOST_CUT_OFF)}); increase {limits}, or ask for shorter responses",
+        f"{_percent(USUAL_TRUNCATED)}); increase {limits}, or ask for shorter responses",
     )
 
 
@@ -225,28 +260,38 @@ class EqualScores:
     """The fraction of groups whose scores are all equal, while the policy does not solve its prompts."""
 
     def __init__(self) -> None:
-        self.lowest, self.highest = math.inf, -math.inf
-        """The lowest and the highest score of the run."""
+        self.ranges: deque[tuple[float, float]] = deque(maxlen=HISTORY)
+        """The lowest and the highest score of the newest steps in which scores differ, without unusual steps."""
 
     def observe(self, metrics: Metrics) -> Observation | None:
         """See Rule."""
         fraction = _number(metrics, EQUAL_SCORES_FRACTION)
         mean, lowest, highest = (_number(metrics, name) for name in (REWARD_MEAN, REWARD_MIN, REWARD_MAX))
-        if mean is None or lowest is None or highest is None:
+        if fraction is None or mean is None or lowest is None or highest is None:
             return None
-        self.lowest, self.highest = min(self.lowest, lowest), max(self.highest, highest)
-        if fraction is None:
-            return None
-        solved = self.lowest + SOLVED * (self.highest - self.lowest)
-        is_solved = self.lowest < self.highest and mean >= solved
-        if is_solved or not fraction > MOST_EQUAL:
+        is_usual = fraction <= USUAL_EQUAL
+        if lowest < highest and (is_usual or len(self.ranges) < WARM_UP):
+            self.ranges.append((lowest, highest))
+        if is_usual or self._is_solved(mean):
             return Observation(fraction)
+        effect = "so the policy hardly learns"
+        if SAMPLING_KEPT in metrics:
+            effect = "so dynamic sampling drops nearly all that is generated"
         return Observation(
             fraction,
-            f"in {_percent(fraction)} of the groups all scores are equal (usual: below {_percent(MOST_EQUAL)}; mean "
-            f"score of the step: {mean:.3g}), so nearly nothing is learned; use prompts that the model sometimes "
-            "solves, a reward with partial credit, or a larger rollout.groupSize",
+            f"in {_percent(fraction)} of the groups all scores are equal (usual: below {_percent(USUAL_EQUAL)}; mean "
+            f"score of the step: {mean:.3g}), {effect}; use prompts that the model sometimes solves, a reward with "
+            "partial credit, or a larger rollout.groupSize",
         )
+
+    def _is_solved(self, mean: float) -> bool:
+        """Whether a step with this mean score has solved its prompts. A median, because single scores may be far below
+        or above all others."""
+        if not self.ranges:
+            return False
+        lowest = statistics.median_high(each for each, _ in self.ranges)
+        highest = statistics.median_low(each for _, each in self.ranges)
+        return mean >= lowest + SOLVED * (highest - lowest)
 
 
 class UsualRange:
@@ -303,7 +348,7 @@ class Kl:
     """The KL divergence of policy and reference per token."""
 
     def __init__(self) -> None:
-        self.range = UsualRange(SMALL_KL, SMALL_KL)
+        self.range = UsualRange(USUAL_KL, USUAL_KL)
 
     def observe(self, metrics: Metrics) -> Observation | None:
         """See Rule."""
@@ -319,11 +364,6 @@ class Kl:
             f"{limit:.3g}); reduce optimizer.learningRate or increase algorithm.kl.coefficient, and read responses in "
             "samples.jsonl",
         )
-
-
-def _failed_fraction(metrics: Metrics) -> float:
-    """The fraction of responses for which a reward failed; a response for which several failed may count as often."""
-    return min(1.0, sum(metrics.get(f"{NAMED_REWARD_PREFIX}/{rate}", 0.0) for rate in STATUS_RATES.values()))
 
 
 def _percent(fraction: float) -> str:

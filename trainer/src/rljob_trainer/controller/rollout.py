@@ -17,6 +17,7 @@ import torch
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.outcomes import (
+    ROLLOUT,
     Reasons,
     conversation_metrics,
     is_without_score,
@@ -25,6 +26,7 @@ from rljob_trainer.controller.outcomes import (
     reward_metrics,
 )
 from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.rollout.base import Outcome
 from rljob_trainer.observability.metrics import (
     EQUAL_SCORES_FRACTION,
     PROMPT_LENGTH_MAX,
@@ -32,7 +34,9 @@ from rljob_trainer.observability.metrics import (
     REPLACED_FRACTION,
     RESPONSE_CLIP_RATIO,
     RESPONSE_LENGTH_PREFIX,
+    REWARD_FAILED_FRACTION,
     REWARD_PREFIX,
+    ROLLOUT_FAILED_FRACTION,
     ROWS_PER_RESPONSE_MAX,
     ROWS_PER_RESPONSE_MEAN,
     spread,
@@ -230,6 +234,9 @@ class Rollout:
         """Returns metrics: rewards in total and by name, lengths, outcomes, and error rates of the rewards."""
         num_responses, is_excluded_B = len(self.prompts), self.is_excluded_B
         num_rows_B, prompts_B = self.batch[NUM_ROWS], self.batch[PROMPT_LENGTHS]
+        num_generated, num_excluded = num_responses + self.num_lost, int(is_excluded_B.sum()) + self.num_lost
+        # Reasons may count a response several times, for several rewards.
+        num_of_rollout = min(num_excluded, self.reasons()[ROLLOUT, Outcome.INFRASTRUCTURE])
         of_rows = {
             ROWS_PER_RESPONSE_MEAN: float(num_rows_B.double().mean()),
             ROWS_PER_RESPONSE_MAX: float(num_rows_B.max()),
@@ -245,6 +252,8 @@ class Rollout:
             **outcome_metrics(self.batch, is_excluded_B),
             **conversation_metrics(self.batch),
             REPLACED_FRACTION: self.num_lost / num_responses,
+            REWARD_FAILED_FRACTION: (num_excluded - num_of_rollout) / num_generated,
+            ROLLOUT_FAILED_FRACTION: num_of_rollout / num_generated,
         }
 
 

@@ -89,21 +89,21 @@ class RunReporter:
         """The state that was written last."""
         return self._state
 
-    def training_started(self, step: int, alarms: Sequence[Alarm]) -> None:
+    def training_started(self, step: int, alarms: Sequence[Alarm] | None) -> None:
         """Reports that the workers are ready and `step` steps are already done, and the alarms of these steps that are
-        still raised."""
+        still raised; None if they are not known."""
         self._remaining.observe(step, self._wall_clock())
-        self._change(phase=RunPhase.RUNNING, progress=self._progress(step=step), alarms=tuple(alarms))
+        self._change(phase=RunPhase.RUNNING, progress=self._progress(step=step), alarms=_as_tuple(alarms))
 
-    def step_done(self, step: int, metrics: Metrics, alarms: Sequence[Alarm]) -> None:
-        """Reports that `step` steps are done, and the alarms that are raised now. Values that are not in `metrics` stay
-        unchanged."""
+    def step_done(self, step: int, metrics: Metrics, alarms: Sequence[Alarm] | None) -> None:
+        """Reports that `step` steps are done, and the alarms that are raised now; None if they are not known. Values
+        that are not in `metrics` stay unchanged."""
         self._remaining.observe(step, self._wall_clock())
         changes = self._scores(metrics)
         eta = self._remaining.seconds()
         if eta is not None:
             changes["eta_seconds"] = round(eta)
-        self._change(progress=self._progress(step=step, **changes), alarms=tuple(alarms))
+        self._change(progress=self._progress(step=step, **changes), alarms=_as_tuple(alarms))
 
     def evaluated(self, metrics: Metrics) -> None:
         """Reports the scores of an evaluation; the number of steps stays unchanged."""
@@ -207,3 +207,7 @@ def _known_cause(error: BaseException) -> ErrorCause | None:
     if isinstance(error, TrainerError):
         return error.known_cause
     return ErrorCause.HOST_MEMORY if isinstance(error, MemoryError) else None
+
+
+def _as_tuple(alarms: Sequence[Alarm] | None) -> tuple[Alarm, ...] | None:
+    return None if alarms is None else tuple(alarms)
