@@ -161,11 +161,11 @@ class TrackerProcess:
         """A thread: logs the reports, and writes everything else to the log file."""
         with pipe, output:
             for data in pipe:
-                line = self._redaction(data.decode(errors="replace"))
+                line = data.decode(errors="replace")
                 if line.startswith(REPORT_PREFIX):
                     line = self._log_report(line.removeprefix(REPORT_PREFIX))
                 with contextlib.suppress(OSError):
-                    output.write(line)
+                    output.write(self._redaction(line))
                     output.flush()
 
     def _log_report(self, line: str) -> str:
@@ -174,7 +174,7 @@ class TrackerProcess:
             level, text = json.loads(line)
         except (ValueError, TypeError):
             return line
-        shown = printable(str(text), MAX_REPORT_CHARS)
+        shown = printable(self._redaction(str(text)), MAX_REPORT_CHARS)
         log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", shown)
         return shown + "\n"
 
