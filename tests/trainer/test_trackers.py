@@ -3,6 +3,7 @@ nothing for the trainer."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -94,6 +95,23 @@ def test_values_of_secret_variables_and_passwords_in_addresses_are_hidden() -> N
     hidden = Redaction({"MLFLOW_TRACKING_PASSWORD": "longpass", "WANDB_API_KEY": "longpassword", "HOME": "/home/me"})
     text = "longpassword of longpass at https://user:word@host/path in /home/me, a@b"
     assert hidden(text) == "*** of *** at https://***@host/path in /home/me, a@b"
+    assert hidden("https://user:p@ss@host/a@b") == "https://***@host/a@b"
+
+
+@pytest.mark.parametrize("password", ['p"ssw0rd1', "back\\slash1", "pässwort1"])
+def test_a_password_is_hidden_in_reports_and_in_json(silent: TrackerProcess, log: LogLines, password: str) -> None:
+    silent._redaction = Redaction({"MLFLOW_TRACKING_PASSWORD": password})
+    output = f"{REPORT_PREFIX}{json.dumps(['warning', f'failed with {password}'])}\n{json.dumps([password])}\n"
+    silent._read_output(io.BytesIO(output.encode()), written := NotClosed())
+    assert log.warnings() == ["failed with ***"]
+    assert written.getvalue() == 'failed with ***\n["***"]\n'
+
+
+class NotClosed(io.StringIO):
+    """Can be read after it was closed."""
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 def test_samples_are_limited_and_long_texts_are_cut() -> None:
@@ -317,11 +335,8 @@ def test_the_api_key_is_in_no_file(rejected: RejectedRun) -> None:
 
 
 def test_mlflow_gets_each_metric_once_per_step_under_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: list[str]
+    mlflow_variables: None, tmp_path: Path, reports: list[str]
 ) -> None:
-    for name, value in tracker_process.VARIABLES.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     from rljob_trainer.trackers.mlflow_run import start_mlflow_run
 
     def report(_: str, text: str) -> None:
@@ -358,6 +373,44 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(
     assert run.files["view.html"] == "second"
     assert json.loads(run.files["samples/step-000002.json"])["data"][0][2] == "1+1="
     assert [text for text in reports if "earlier attempt" in text] == [Mentions("steps 2 to 3", "metrics.jsonl")]
+
+
+def test_names_that_mlflow_does_not_accept_are_changed(mlflow_variables: None, tmp_path: Path) -> None:
+    from rljob_trainer.trackers.mlflow_run import job_parameters, start_mlflow_run
+
+    arguments = {"temperature (C)": 1, "a,b": 2, "x=y": 3, "a/": 4, "..": 5, "größe": 6, "x?y": 7, "l" * 300: 8}
+    text = json.dumps({"spec": {"training": {"arguments": arguments}}})
+    names = {name.removeprefix("training.arguments."): value for name, value in job_parameters(text).items()}
+    # Of two settings with the same name the first stays.
+    assert list(names)[:-1] == ["temperature _C_", "a_b", "x_y", "a_", "..", "größe"]
+    assert list(names.values()) == ["1", "2", "3", "4", "5", "6", "8"]
+    started = begin(tmp_path, 1, None, {"type": "MLflow"})
+    start_mlflow_run(replace(started, facts=replace(started.facts, job_text=text)), lambda _, __: None)
+    [run] = mlflow_runs(tmp_path)
+    assert run.params["training.arguments.a_b"] == "2"
+    assert len(run.params) == len(names)
+
+
+def test_if_mlflow_rejects_the_parameters_the_rest_is_stored(
+    mlflow_variables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: list[str]
+) -> None:
+    from rljob_trainer.trackers import mlflow_run
+
+    monkeypatch.setattr(mlflow_run, "job_parameters", lambda _: {"not, accepted": "1"})
+    run = mlflow_run.start_mlflow_run(
+        begin(tmp_path, 1, None, {"type": "MLflow"}), lambda _, text: reports.append(text)
+    )
+    run.log_metrics(MetricsRow(1, 0.0, {"a": 1.0}))
+    [stored] = mlflow_runs(tmp_path)
+    assert (stored.values, set(stored.files)) == ({"a": [(1, 1.0)]}, {"job.yaml"})
+    assert reports[-1] == Mentions("MLflow", "parameters", "not, accepted")
+
+
+@pytest.fixture
+def mlflow_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in tracker_process.VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 @pytest.fixture
