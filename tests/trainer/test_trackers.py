@@ -334,9 +334,8 @@ def test_the_api_key_is_in_no_file(rejected: RejectedRun) -> None:
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
-def test_mlflow_gets_each_metric_once_per_step_under_one_run(
-    mlflow_variables: None, tmp_path: Path, reports: list[str]
-) -> None:
+@pytest.mark.usefixtures("mlflow_variables")
+def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, reports: list[str]) -> None:
     from rljob_trainer.trackers.mlflow_run import start_mlflow_run
 
     def report(_: str, text: str) -> None:
@@ -375,7 +374,8 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(
     assert [text for text in reports if "earlier attempt" in text] == [Mentions("steps 2 to 3", "metrics.jsonl")]
 
 
-def test_names_that_mlflow_does_not_accept_are_changed(mlflow_variables: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("mlflow_variables")
+def test_names_that_mlflow_does_not_accept_are_changed(tmp_path: Path) -> None:
     from rljob_trainer.trackers.mlflow_run import job_parameters, start_mlflow_run
 
     arguments = {"temperature (C)": 1, "a,b": 2, "x=y": 3, "a/": 4, "..": 5, "größe": 6, "x?y": 7, "l" * 300: 8}
@@ -391,8 +391,9 @@ def test_names_that_mlflow_does_not_accept_are_changed(mlflow_variables: None, t
     assert len(run.params) == len(names)
 
 
+@pytest.mark.usefixtures("mlflow_variables")
 def test_if_mlflow_rejects_the_parameters_the_rest_is_stored(
-    mlflow_variables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: list[str]
 ) -> None:
     from rljob_trainer.trackers import mlflow_run
 
