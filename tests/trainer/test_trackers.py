@@ -48,10 +48,12 @@ from rljob_trainer.trackers.messages import (
     encode,
 )
 from rljob_trainer.trackers.tracker_process import TrackerProcess
+from rljob_trainer.trackers.tracker_program import pass_on
 from rljob_trainer.trackers.trackers import Trackers
 
 SILENT = "rljob_testing.training.silent_tracker"
 KEY = "0123456789" * 4
+END = End(0, has_page=True)
 SAMPLE = Sample(2, SampleKind.GREEDY, 7, "1+1=", "2" * 5000, "2", 1.0, {"a": 0.5, "b": None}, outcome="COMPLETED")
 
 
@@ -80,7 +82,7 @@ MESSAGES: list[Message] = [
     Begin(RunFacts("j", None, "id", 2, "/run", "/run/state", 4, "kind: RLJob\n"), Tracker(type=TrackerType.MLFLOW)),
     MetricsRow(3, 12.5, {"a/b": 1.5, "c": -2.0}),
     SampleTable(3, ["prompt", "score"], [["unpaired \ud800", None]]),
-    End(75),
+    End(75, has_page=True),
 ]
 
 
@@ -183,7 +185,7 @@ def test_messages_that_are_not_read_are_left_out_and_counted(silent: TrackerProc
     # The limit, and what is in the pipe.
     assert num_sent > 500_000 // len(encode(row))
     assert log.warnings() == [Mentions("MLflow", "metrics.jsonl", str(silent.log_file))]
-    silent.end(0)
+    silent.end(END)
     silent.wait(lambda: 0.0)
     wait_for_end(silent)
     assert log.warnings()[1:] == [Mentions("MLflow", "in time"), Mentions("10 rows")]
@@ -195,7 +197,7 @@ def test_the_output_of_the_library_is_kept_without_passwords(silent: TrackerProc
 
 
 def test_a_second_stop_request_ends_the_wait_and_the_process(silent: TrackerProcess, log: LogLines) -> None:
-    silent.end(130)
+    silent.end(END)
 
     def interrupted() -> float:
         raise KeyboardInterrupt
@@ -212,10 +214,13 @@ def test_a_process_that_has_ended_is_reported_once(silent: TrackerProcess, log: 
         silent.send(MetricsRow(1, 0.0, {}))
     wait_for(log.warnings, "the warning", 60, 0.01)
     silent.send(MetricsRow(2, 0.0, {}))
-    silent.end(0)
+    num_dropped = silent.num_dropped
+    silent.end(END)
     silent.wait(lambda: 60.0)
     assert log.warnings()[0] == Mentions("MLflow", "process has ended", str(silent.log_file))
     assert [line for line in log.warnings()[1:] if "ended" in line] == []
+    # The end of the run is not a row.
+    assert silent.num_dropped == num_dropped > 0
 
 
 def test_the_process_is_not_below_the_trainer_when_ray_stops_all_processes_below_it(silent: TrackerProcess) -> None:
@@ -232,11 +237,13 @@ def test_trackers_that_did_not_begin_are_ended_at_once(tmp_path: Path, monkeypat
     wait_for_end(process)
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_tracker_that_hangs_delays_the_end_by_a_limited_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: LogLines
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: LogLines, is_stopped: bool
 ) -> None:
     monkeypatch.setattr(trackers, "TrackerProcess", partial(TrackerProcess, program=SILENT))
-    monkeypatch.setattr(trackers, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(trackers, "STOP_SECONDS" if is_stopped else "END_SECONDS", 0.1)
+    monkeypatch.setattr(trackers, "END_SECONDS" if is_stopped else "STOP_SECONDS", 3600.0)
     settings = settings_of(tmp_path, monkeypatch)
     hanging = Trackers()
     kinds = [Tracker(type=TrackerType.WANDB), Tracker(type=TrackerType.MLFLOW)]
@@ -244,7 +251,7 @@ def test_a_tracker_that_hangs_delays_the_end_by_a_limited_time(
     hanging.begin(job(), settings, None)
     hanging.write(1, {"a": 1.0})
     processes = [process for _, process in hanging._processes]
-    hanging.end(0, lambda: True)
+    hanging.end(0, lambda: is_stopped)
     for process in processes:
         wait_for_end(process)
     assert log.warnings() == [Mentions("WandB", "in time"), Mentions("MLflow", "in time")]
@@ -317,15 +324,10 @@ def test_wandb_gets_a_table_of_samples(rejected: RejectedRun) -> None:
     assert [row[2] for row in content["data"]] == ["1+1="]
 
 
-def test_wandb_gets_the_page_at_the_end(rejected: RejectedRun) -> None:
-    [page] = rejected.folder.rglob("*.html")
-    assert "<!doctype html>" in page.read_text().lower()[:100]
-    [file] = wandb_files(rejected.folder)
-    assert "page/path" in file.rows[6]
-
-
 def test_a_killed_trainer_fails_the_run_in_the_tracker(rejected: RejectedRun) -> None:
     assert [file.exit_code for file in wandb_files(rejected.folder)] == [1]
+    # The page would delay the end.
+    assert list(rejected.folder.rglob("*.html")) == []
 
 
 def test_the_api_key_is_in_no_file(rejected: RejectedRun) -> None:
@@ -372,6 +374,52 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, rep
     assert run.files["view.html"] == "second"
     assert json.loads(run.files["samples/step-000002.json"])["data"][0][2] == "1+1="
     assert [text for text in reports if "earlier attempt" in text] == [Mentions("steps 2 to 3", "metrics.jsonl")]
+
+
+class RecordedRun:
+    """A run in a tracker that accepts no page. Keeps the names of the calls."""
+
+    def __init__(self, *, is_page_last: bool) -> None:
+        self.is_page_last = is_page_last
+        self.calls: list[str] = []
+
+    def log_metrics(self, row: MetricsRow) -> None:
+        """See TrackerRun."""
+        self.calls.append(f"metrics of step {row.step}")
+
+    def log_samples(self, table: SampleTable) -> None:
+        """See TrackerRun."""
+        self.calls.append(f"samples of step {table.step}")
+
+    def log_page(self, page: Path) -> None:
+        """See TrackerRun."""
+        assert page.stat().st_size > 0
+        self.calls.append("page")
+        raise OSError("no space left")
+
+    def finish(self, exit_code: int) -> None:
+        """See TrackerRun."""
+        self.calls.append(f"end with {exit_code}")
+
+
+@pytest.mark.parametrize("is_page_last", [False, True])
+@pytest.mark.parametrize("end", [End(75, has_page=True), End(130, has_page=False), None])
+def test_the_page_is_made_once_and_only_if_there_is_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: End | None, is_page_last: bool
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "critic/rewards/mean": 0.5}\n')
+    messages: list[Message] = [
+        MetricsRow(1, 0.0, {}),
+        SampleTable(1, [], []),
+        MetricsRow(2, 0.0, {}),
+        *([end] if end else []),
+    ]
+    run = RecordedRun(is_page_last=is_page_last)
+    pass_on(map(encode, messages), run, begin(tmp_path, 1, None, {"type": "MLflow"}))
+    has_page, ended = end is not None and end.has_page, f"end with {end.exit_code if end else 1}"
+    ending = ([ended, "page"] if is_page_last else ["page", ended]) if has_page else [ended]
+    assert run.calls == ["metrics of step 1", "samples of step 1", "metrics of step 2", *ending]
+    assert ("its page may be incomplete: no space left" in capsys.readouterr().out) is has_page
 
 
 @pytest.mark.usefixtures("mlflow_variables")

@@ -78,6 +78,8 @@ class End:
     """The last message. `exit_code` is that of the trainer."""
 
     exit_code: int
+    has_page: bool
+    """Whether the tracker gets the page of the run. Not after a stop request, which leaves little time."""
 
 
 Report = Callable[[str, str], None]

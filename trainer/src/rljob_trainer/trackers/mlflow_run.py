@@ -47,6 +47,8 @@ ResultT = TypeVar("ResultT")
 class MlflowRun:
     """A run that was started."""
 
+    is_page_last = True
+
     def __init__(self, client: MlflowClient, server: Server, run: Run, report: Report) -> None:
         self._client = client
         self._server = server

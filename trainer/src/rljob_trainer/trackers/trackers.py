@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.tracker import Tracker
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.samples import Sample
 from rljob_trainer.settings import Settings
-from rljob_trainer.trackers.messages import Begin, Message, MetricsRow, RunFacts, SampleTable
+from rljob_trainer.trackers.messages import Begin, End, Message, MetricsRow, RunFacts, SampleTable
 from rljob_trainer.trackers.tracker_process import TrackerProcess
 
 log = logging.getLogger(__name__)
@@ -89,8 +89,9 @@ class Trackers:
             for process in processes:
                 process.kill()
             return
+        message = End(exit_code, has_page=not is_stop_requested())
         for process in processes:
-            process.end(exit_code)
+            process.end(message)
         began = time.monotonic()
 
         def seconds_left() -> float:

@@ -23,6 +23,9 @@ SAMPLES, PAGE = "samples", "page"
 class WandbRun:
     """A run that was started."""
 
+    is_page_last = False
+    """W&B accepts nothing after the end."""
+
     def __init__(self, run: wandb.Run, report: Report) -> None:
         self._run = run
         self._report = report
