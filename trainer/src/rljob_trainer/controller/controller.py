@@ -316,28 +316,27 @@ class StepTimeline:
         """Writes the step's timeline. Raises WorkerDiedError."""
         if not self._is_recorded:
             return
-        is_kept = step in self.steps
-        rows = self._take(MAX_KEPT if is_kept else self.max_spans)
-        if is_kept and self._write(path := timeline_file(self.run_folder, step), step, rows):
+        rows = self._take()
+        if step in self.steps and self._write(path := timeline_file(self.run_folder, step), step, rows, MAX_KEPT):
             log.info("timeline of step %d: %s", step, path)
-        few = [ProcessSpans(each.name, longest(each.spans, self.max_spans)) for each in rows]
-        self._has_failed = not self._write(newest_timeline_file(self.run_folder), step, few)
+        self._has_failed = not self._write(newest_timeline_file(self.run_folder), step, rows, self.max_spans)
 
-    def _write(self, path: Path, step: int, rows: Sequence[ProcessSpans]) -> bool:
-        """Returns whether the file was written."""
+    def _write(self, path: Path, step: int, rows: Sequence[ProcessSpans], max_spans: int) -> bool:
+        """Returns whether the file was written. `max_spans`: of each process."""
         try:
-            write_timeline(path, step, with_idle_time(rows))
+            few = [ProcessSpans(each.name, longest(each.spans, max_spans)) for each in with_idle_time(rows)]
+            write_timeline(path, step, few)
         except Exception as error:
             log.warning("%s: the timeline cannot be written (%s)", path, described(error))
             return False
         return True
 
-    def _take(self, max_spans: int) -> list[ProcessSpans]:
-        rows = [ProcessSpans("controller", SPANS.take(max_spans))]
+    def _take(self) -> list[ProcessSpans]:
+        rows = [ProcessSpans("controller", SPANS.take())]
         for name, processes in self.processes.items():
             rows += [
                 ProcessSpans(f"{name}, rank {rank}, {address}", spans)
-                for rank, (address, spans) in enumerate(processes.take_spans(max_spans))
+                for rank, (address, spans) in enumerate(processes.take_spans())
             ]
         return rows
 
