@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -15,6 +16,9 @@ from rljob_testing.training.training_runs import RecordedTokens
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.run_files import RunOutput
+from rljob_trainer.controller.step_rows import StepRows
+from rljob_trainer.controller.token_recorder import chosen_ids
+from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timeline import ProcessSpans, newest_timeline_file, write_timeline
 from rljob_trainer.observability.token_files import (
@@ -29,6 +33,7 @@ from rljob_trainer.observability.token_files import (
     write_token_file,
 )
 from rljob_trainer.trackers.trackers import Trackers
+from rljob_trainer.workers.columns import NUM_ROWS, NUM_TOKENS, SAMPLE_IDS
 
 
 def conversation(num_prompt_tokens: int, num_tokens: int, text: str = "word ") -> Conversation:
@@ -120,6 +125,33 @@ def test_samples_are_whole_groups_up_to_a_limit() -> None:
     # The responses of a group need not follow each other.
     apart = Rollout((), torch.tensor([5, 2, 5, 2, 7]), DataProto(), DataProto(), {})
     assert apart.first_groups(1, 64).tolist() == [0, 2]
+
+
+def rows_of_step(sizes: Sequence[int], used: Sequence[int]) -> StepRows:
+    """The rows of a step with groups of these sizes, whose update uses these responses."""
+    groups_B = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    num_responses = len(groups_B)
+    batch = DataProto({SAMPLE_IDS: torch.arange(num_responses), NUM_ROWS: torch.ones(num_responses, dtype=torch.int64)})
+    rows = DataProto({NUM_TOKENS: torch.full((num_responses,), 10)})
+    prompt = PromptRow(0, "1>", "1>", (1,), "1", {})
+    rollout = Rollout((prompt,) * num_responses, groups_B, batch, rows, {})
+    is_trained_B = torch.zeros(num_responses, dtype=torch.bool)
+    is_trained_B[list(used)] = True
+    return cast(
+        StepRows,
+        SimpleNamespace(
+            rollout=rollout, everything=None, drawn_B=torch.arange(num_responses), is_trained_B=is_trained_B
+        ),
+    )
+
+
+def test_the_tokens_of_responses_that_the_update_uses_are_recorded() -> None:
+    assert chosen_ids(rows_of_step([4, 4, 4], [1, 9])) == list(range(8))
+    # Of large groups the first 32 responses are recorded, or 16 and first of all those that are used.
+    assert chosen_ids(rows_of_step([64, 64], [3, 50])) == list(range(32))
+    assert chosen_ids(rows_of_step([64, 64], [40, 41, 70])) == [*range(16), 40, 41, *range(16, 30)]
+    assert chosen_ids(rows_of_step([128, 128], [100])) == [*range(16), 100, *range(16, 31)]
+    assert chosen_ids(rows_of_step([64, 4, 4], [66])) == [*range(16), 66, 64, 65, 67]
 
 
 def test_a_resumed_run_removes_the_files_of_steps_that_it_repeats(tmp_path: Path) -> None:

@@ -131,16 +131,19 @@ class TokenRecorder:
 
 
 def chosen_ids(rows: StepRows) -> list[int]:
-    """Returns SAMPLE_IDS of the conversations of a step: those that `samples.jsonl` has. If the update uses none of
-    them, half of the places go to the first groups that it uses."""
+    """Returns SAMPLE_IDS of the conversations of a step: the first that `samples.jsonl` has. If the update uses none of
+    them, half of the places go to the first groups that it uses, and there to the responses that it uses first."""
     generated = rows.everything or rows.rollout
-    ids: list[int] = generated.batch[SAMPLE_IDS][recorded_responses(generated)].tolist()
+    ids: list[int] = generated.batch[SAMPLE_IDS][recorded_responses(generated)[:MAX_CONVERSATIONS]].tolist()
     of_batch = rows.rollout.batch[SAMPLE_IDS][rows.drawn_B]
     used: list[int] = of_batch[rows.is_trained_B].tolist()
     if used and not set(ids) & set(used):
         is_used = torch.isin(rows.rollout.groups_B, rows.rollout.groups_B[rows.drawn_B][rows.is_trained_B])
         others = rows.rollout.selected(is_used.nonzero().flatten())
-        ids = ids[: MAX_CONVERSATIONS // 2] + others.batch[SAMPLE_IDS][recorded_responses(others)].tolist()
+        whole_groups = others.first_groups(MIN_TRAINING_SAMPLES, len(others.groups_B))
+        ids = ids[: MAX_CONVERSATIONS // 2]
+        new = [each for each in others.batch[SAMPLE_IDS][whole_groups].tolist() if each not in ids]
+        ids += sorted(new, key=lambda each: each not in used)
     return ids[:MAX_CONVERSATIONS]
 
 

@@ -41,7 +41,7 @@ class TokenValues:
 
     text: Sequence[str]
     is_sampled: Sequence[bool]
-    """Whether the policy has sampled the token."""
+    """Whether the policy has sampled the token. False if another row of the response trains on it."""
     is_trained: Sequence[bool]
     """Whether the update has trained on the token."""
     rollout_logprob: Sequence[float | None]
