@@ -17,7 +17,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.step_rows import StepRows
-from rljob_trainer.controller.token_recorder import chosen_ids
+from rljob_trainer.controller.token_recorder import chosen_ids, recorded_responses
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timeline import ProcessSpans, newest_timeline_file, write_timeline
@@ -127,12 +127,12 @@ def test_samples_are_whole_groups_up_to_a_limit() -> None:
     assert apart.first_groups(1, 64).tolist() == [0, 2]
 
 
-def rows_of_step(sizes: Sequence[int], used: Sequence[int]) -> StepRows:
-    """The rows of a step with groups of these sizes, whose update uses these responses."""
+def rows_of_step(sizes: Sequence[int], used: Sequence[int], num_tokens: int = 10) -> StepRows:
+    """The rows of a step with groups of these sizes, whose update uses these responses. Each has `num_tokens`."""
     groups_B = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     num_responses = len(groups_B)
     batch = DataProto({SAMPLE_IDS: torch.arange(num_responses), NUM_ROWS: torch.ones(num_responses, dtype=torch.int64)})
-    rows = DataProto({NUM_TOKENS: torch.full((num_responses,), 10)})
+    rows = DataProto({NUM_TOKENS: torch.full((num_responses,), num_tokens)})
     prompt = PromptRow(0, "1>", "1>", (1,), "1", {})
     rollout = Rollout((prompt,) * num_responses, groups_B, batch, rows, {})
     is_trained_B = torch.zeros(num_responses, dtype=torch.bool)
@@ -143,6 +143,14 @@ def rows_of_step(sizes: Sequence[int], used: Sequence[int]) -> StepRows:
             rollout=rollout, everything=None, drawn_B=torch.arange(num_responses), is_trained_B=is_trained_B
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("group_size", "num_tokens", "expected"), [(64, 1024, 64), (64, 2048, 32), (64, 8192, 8), (4, 50_000, 8)]
+)
+def test_a_step_with_long_responses_records_fewer_of_them(group_size: int, num_tokens: int, expected: int) -> None:
+    rollout = rows_of_step([group_size] * 4, [], num_tokens).rollout
+    assert recorded_responses(rollout).tolist() == list(range(expected))
 
 
 def test_the_tokens_of_responses_that_the_update_uses_are_recorded() -> None:

@@ -16,7 +16,12 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout import TOKEN_COLUMNS, Rollout
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.errors import described
-from rljob_trainer.observability.samples import MAX_TRAINING_SAMPLES, MIN_TRAINING_SAMPLES, SampleKind
+from rljob_trainer.observability.samples import (
+    MAX_TRAINING_SAMPLE_TOKENS,
+    MAX_TRAINING_SAMPLES,
+    MIN_TRAINING_SAMPLES,
+    SampleKind,
+)
 from rljob_trainer.observability.token_files import (
     EVALUATION_TOKENS,
     MAX_CONVERSATIONS,
@@ -42,7 +47,11 @@ log = logging.getLogger(__name__)
 
 def recorded_responses(rollout: Rollout) -> torch.Tensor:
     """Returns int64: the responses of a step that `samples.jsonl` has."""
-    return rollout.first_groups(MIN_TRAINING_SAMPLES, MAX_TRAINING_SAMPLES)
+    responses = rollout.first_groups(MIN_TRAINING_SAMPLES, MAX_TRAINING_SAMPLES)
+    tokens_R = rollout.rows[NUM_TOKENS]
+    num_tokens = tokens_R[longest_rows(rollout.batch[NUM_ROWS], tokens_R)[responses]]
+    num_small = int((num_tokens.cumsum(0) <= MAX_TRAINING_SAMPLE_TOKENS).sum())
+    return responses[: max(MIN_TRAINING_SAMPLES, num_small)]
 
 
 class TokenRecorder:
