@@ -14,13 +14,16 @@ import torch
 
 from rljob_testing.training.training_runs import RecordedTokens
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.token_recorder import chosen_ids, recorded_responses
 from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.observability.metrics import EVAL_SECONDS
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timeline import ProcessSpans, newest_timeline_file, write_timeline
+from rljob_trainer.observability.timing import RecordingBudget
 from rljob_trainer.observability.token_files import (
     EVALUATION_TOKENS,
     MAX_FILE_BYTES,
@@ -160,6 +163,32 @@ def test_the_tokens_of_responses_that_the_update_uses_are_recorded() -> None:
     assert chosen_ids(rows_of_step([64, 64], [40, 41, 70])) == [*range(16), 40, 41, *range(16, 30)]
     assert chosen_ids(rows_of_step([128, 128], [100])) == [*range(16), 100, *range(16, 31)]
     assert chosen_ids(rows_of_step([64, 4, 4], [66])) == [*range(16), 66, 64, 65, 67]
+
+
+def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
+    now, recorded = [0.0], list[int]()
+
+    def record(step: int, rollouts: object) -> None:
+        del rollouts
+        now[0] += 1.0
+        recorded.append(step)
+
+    hybrid = SimpleNamespace(take_metrics=dict)
+    controller = SimpleNamespace(
+        num_steps=250,
+        budget=RecordingBudget(lambda: now[0], max_share=0.01),
+        evaluation=SimpleNamespace(is_due=lambda step, num_steps: step <= num_steps, run=lambda _: ({}, [], {})),
+        recorder=SimpleNamespace(evaluated=record),
+        timer=SimpleNamespace(take=lambda: {EVAL_SECONDS: 1.0}),
+        run_parts=SimpleNamespace(workers=SimpleNamespace(hybrid=hybrid)),
+        output=SimpleNamespace(evaluated=lambda step, metrics, samples: None),
+        reporter=SimpleNamespace(evaluated=lambda metrics: None),
+        saves=SimpleNamespace(),
+    )
+    for step in range(251):
+        now[0] += 1.0
+        Controller._evaluate(cast(Controller, controller), step)
+    assert recorded == [0, 99, 198, 250]
 
 
 def test_a_resumed_run_removes_the_files_of_steps_that_it_repeats(tmp_path: Path) -> None:
