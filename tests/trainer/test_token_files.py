@@ -181,8 +181,8 @@ def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
         recorder=SimpleNamespace(evaluated=record),
         timer=SimpleNamespace(take=lambda: {EVAL_SECONDS: 1.0}),
         run_parts=SimpleNamespace(workers=SimpleNamespace(hybrid=hybrid)),
-        output=SimpleNamespace(evaluated=lambda step, metrics, samples: None),
-        reporter=SimpleNamespace(evaluated=lambda metrics: None),
+        output=SimpleNamespace(evaluated=lambda *_: None),
+        reporter=SimpleNamespace(evaluated=lambda _: None),
         saves=SimpleNamespace(),
     )
     for step in range(251):
