@@ -192,7 +192,7 @@ def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
 
 
 def test_a_resumed_run_removes_the_files_of_steps_that_it_repeats(tmp_path: Path) -> None:
-    for name, step in ((TRAINING_TOKENS, 4), (EVALUATION_TOKENS, 3)):
+    for name, step in ((TRAINING_TOKENS, 4), (EVALUATION_TOKENS, 3), ("evaluation-other", 4)):
         write_token_file(token_file(tmp_path, name), step, [])
     write_timeline(newest_timeline_file(tmp_path), 4, [ProcessSpans("controller", [])])
     RunOutput(tmp_path, [], resumed_from_step=3, num_steps=8, num_devices=1, trackers=Trackers()).close()

@@ -81,7 +81,7 @@ def job() -> TrainerJob:
 MESSAGES: list[Message] = [
     Begin(RunFacts("j", None, "id", 2, "/run", "/run/state", 4, "kind: RLJob\n"), Tracker(type=TrackerType.MLFLOW)),
     MetricsRow(3, 12.5, {"a/b": 1.5, "c": -2.0}),
-    SampleTable(3, ["prompt", "score"], [["unpaired \ud800", None]]),
+    SampleTable("samples", 3, ["prompt", "score"], [["unpaired \ud800", None]]),
     End(75, has_page=True),
 ]
 
@@ -297,7 +297,8 @@ def rejected(tmp_path_factory: pytest.TempPathFactory) -> RejectedRun:
         program.stdin.write(encode(begin(folder, 2, 4, {"type": "WandB"})))
         for step in (5, 6):
             program.stdin.write(encode(MetricsRow(step, 0.0, {"a/b": step / 3, "c": math.nan})))
-        program.stdin.write(encode(trackers.sample_table(6, [SAMPLE])))
+        program.stdin.write(encode(table := trackers.sample_table(6, [SAMPLE])))
+        program.stdin.write(encode(replace(table, name="samples/other")))
         # What the kernel does when the trainer is killed.
         program.stdin.close()
         code = program.wait(timeout=120)
@@ -317,11 +318,13 @@ def test_a_run_that_wandb_rejects_is_stored_as_files_with_all_rows(rejected: Rej
     assert stored["spec"]["training"]["steps"] == job().spec.training.steps
 
 
-def test_wandb_gets_a_table_of_samples(rejected: RejectedRun) -> None:
-    [table] = rejected.folder.rglob("*.table.json")
-    content = json.loads(table.read_text())
-    assert content["columns"] == trackers.sample_table(6, [SAMPLE]).columns
-    assert [row[2] for row in content["data"]] == ["1+1="]
+def test_wandb_gets_tables_of_samples(rejected: RejectedRun) -> None:
+    tables = list(rejected.folder.rglob("*.table.json"))
+    assert {table.name.partition("_")[0] for table in tables} == {"samples", "other"}
+    for table in tables:
+        content = json.loads(table.read_text())
+        assert content["columns"] == trackers.sample_table(6, [SAMPLE]).columns
+        assert [row[2] for row in content["data"]] == ["1+1="]
 
 
 def test_a_killed_trainer_fails_the_run_in_the_tracker(rejected: RejectedRun) -> None:
@@ -348,6 +351,7 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, rep
     for step in (1, 2, 3):
         first.log_metrics(MetricsRow(step, 100.0 + step, {"reward/mean": float(step)}))
     first.log_samples(trackers.sample_table(2, [SAMPLE]))
+    first.log_samples(replace(trackers.sample_table(2, []), name="samples/other"))
     (tmp_path / "view.html").write_text("first")
     first.log_page(tmp_path / "view.html")
     first.finish(ExitCode.INTERRUPTED)
@@ -370,7 +374,10 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, rep
         "attempt": "2",
         "resumedFromStep": "1",
     }
-    assert set(run.files) == {"job.yaml", "samples/step-000002.json", "view.html"}
+    assert set(run.files) == {
+        *("job.yaml", "view.html"),
+        *("samples/step-000002.json", "samples/other/step-000002.json"),
+    }
     assert run.files["view.html"] == "second"
     assert json.loads(run.files["samples/step-000002.json"])["data"][0][2] == "1+1="
     assert [text for text in reports if "earlier attempt" in text] == [Mentions("steps 2 to 3", "metrics.jsonl")]
@@ -410,7 +417,7 @@ def test_the_page_is_made_once_and_only_if_there_is_time(
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "critic/rewards/mean": 0.5}\n')
     messages: list[Message] = [
         MetricsRow(1, 0.0, {}),
-        SampleTable(1, [], []),
+        SampleTable("samples", 1, [], []),
         MetricsRow(2, 0.0, {}),
         *([end] if end else []),
     ]

@@ -145,6 +145,11 @@ def write_token_file(path: Path, step: int, conversations: Sequence[Conversation
         unfinished.unlink(missing_ok=True)
 
 
+def all_token_files(run_folder: Path) -> list[Path]:
+    """Returns the paths of the files that exist."""
+    return sorted((run_folder / TOKENS_FOLDER_NAME).glob("*.json"))
+
+
 def remove_newer(path: Path, resumed_from_step: int | None) -> None:
     """Removes a file with a `step` after `resumed_from_step`, which a resumed run repeats; any file if that is None,
     because the run is new; and a damaged file. Raises OSError."""

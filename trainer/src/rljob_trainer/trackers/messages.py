@@ -68,6 +68,8 @@ class MetricsRow:
 class SampleTable:
     """Samples of an evaluation. All rows have the same columns."""
 
+    name: str
+    """Tables with different names do not replace each other."""
     step: int
     columns: list[str]
     rows: list[list[str | float | None]]

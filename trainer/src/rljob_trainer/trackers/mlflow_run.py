@@ -76,8 +76,9 @@ class MlflowRun:
 
     def log_samples(self, table: SampleTable) -> None:
         """Stores the samples as a file."""
+        path = f"{table.name}/step-{table.step:06d}.json"
         text = json.dumps({"columns": table.columns, "data": table.rows}, indent=1)
-        self._server.call(lambda: self._client.log_text(self._id, text, f"samples/step-{table.step:06d}.json"))
+        self._server.call(lambda: self._client.log_text(self._id, text, path))
 
     def log_page(self, page: Path) -> None:
         """Stores the page as a file."""

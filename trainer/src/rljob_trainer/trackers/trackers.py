@@ -28,6 +28,8 @@ STOP_SECONDS = 5.0
 """The same after a stop request: on a cluster, Ray kills a trainer that does not exit within the job's grace period."""
 RUN_ID_FILE = "tracker-id"
 """File in the run folder with the id of the run on one machine."""
+SAMPLES = "samples"
+"""The name of the table of samples."""
 MAX_ROWS = 64
 """Samples of an evaluation that a tracker gets."""
 MAX_CELL_CHARS = 4000
@@ -145,7 +147,7 @@ def sample_table(step: int, samples: Sequence[Sample]) -> SampleTable:
         "score",
         *(f"reward/{name}" for name in rewards),
     ]
-    return SampleTable(step, columns, rows)
+    return SampleTable(SAMPLES, step, columns, rows)
 
 
 def _cut(text: str) -> str:
