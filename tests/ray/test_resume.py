@@ -222,6 +222,9 @@ def test_wandb_has_one_run_with_one_folder_per_attempt(stopped: Stopped, killed:
     assert len(files) in (2, 3)
     assert len({file.run_id for file in files}) == 1
     assert [file.exit_code for file in files] == [130, 75, 0][-len(files) :]
+    # A page for each attempt that was not stopped.
+    pages = [sum("page/path" in row for row in file.rows.values()) for file in files]
+    assert pages == [0, 1, 1][-len(files) :]
     lost, last = files[-2:]
     trained = [step for step, row in lost.rows.items() if "actor/lr" in row]
     assert trained == [step for step in killed.steps if step > stopped.after_step]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from rljob_trainer.controller import controller
+from rljob_trainer.controller.controller import StepTimeline
+from rljob_trainer.groups.worker_processes import WorkerProcesses
 from rljob_trainer.observability.idle_time import with_idle_time
 from rljob_trainer.observability.memory_plot import MemoryStep, draw_memory, read_memory
 from rljob_trainer.observability.spans import MAX_KEPT, Counts, Span, SpanRecorder, longest
@@ -15,6 +20,7 @@ from rljob_trainer.observability.timeline import (
     MEMORY_PEAK_TRACK,
     MEMORY_TRACK,
     ProcessSpans,
+    newest_timeline_file,
     timeline_file,
     write_timeline,
 )
@@ -96,6 +102,40 @@ def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
             ("idle: other workers", 117.0, 120.0),
         ],
     ]
+
+
+class Workers:
+    """Two workers, of which the second has little to generate."""
+
+    handles = (0, 1)
+
+    def drop_spans(self) -> None:
+        """See WorkerProcesses."""
+
+    def take_spans(self) -> list[tuple[str, list[Span]]]:
+        """See WorkerProcesses."""
+        return [("10.0.0.1", [Span("generate", 100.0, 200.0, 2)]), ("10.0.0.2", [Span("generate", 100.0, 110.0, 2)])]
+
+
+@pytest.mark.parametrize("seconds_between", [0.0001, 0.005])
+def test_idle_time_is_that_of_the_whole_step_although_short_spans_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_between: float
+) -> None:
+    """The controller takes finished responses 1,000 times in a step of 100 seconds."""
+    monkeypatch.setattr(controller, "SPANS", recorder := SpanRecorder())
+    timeline = StepTimeline(tmp_path, [], cast(dict[str, WorkerProcesses], {"main": Workers()}))
+    timeline.max_spans = 100
+    timeline.begin(1, is_recorded=True)
+    # The later ones are shorter.
+    moments = [100 + number / 9 - number**2 / 90_000 for number in range(1001)]
+    recorder._records.extend(
+        Span("rollout", begin, end - seconds_between, 1) for begin, end in itertools.pairwise(moments)
+    )
+    timeline.end(1)
+    events = json.loads(newest_timeline_file(tmp_path).read_text())["traceEvents"]
+    spans = [(each["pid"], each["name"], each["dur"] // 10**6) for each in events if each["ph"] == "X"]
+    assert [each for each in spans if each[1].startswith("idle")] == [(2, "idle: other workers generate", 89)]
+    assert len([name for process, name, _ in spans if process == 0]) == (1 if seconds_between < 0.001 else 100)
 
 
 def test_the_file_has_a_row_per_process_and_microseconds_from_the_first_span(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,10 +14,16 @@ import torch
 
 from rljob_testing.training.training_runs import RecordedTokens
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.run_files import RunOutput
+from rljob_trainer.controller.step_rows import StepRows
+from rljob_trainer.controller.token_recorder import chosen_ids, recorded_responses
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.observability.metrics import EVAL_SECONDS
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timeline import ProcessSpans, newest_timeline_file, write_timeline
+from rljob_trainer.observability.timing import RecordingBudget
 from rljob_trainer.observability.token_files import (
     EVALUATION_TOKENS,
     MAX_FILE_BYTES,
@@ -29,6 +36,7 @@ from rljob_trainer.observability.token_files import (
     write_token_file,
 )
 from rljob_trainer.trackers.trackers import Trackers
+from rljob_trainer.workers.columns import NUM_ROWS, NUM_TOKENS, SAMPLE_IDS
 
 
 def conversation(num_prompt_tokens: int, num_tokens: int, text: str = "word ") -> Conversation:
@@ -122,8 +130,69 @@ def test_samples_are_whole_groups_up_to_a_limit() -> None:
     assert apart.first_groups(1, 64).tolist() == [0, 2]
 
 
+def rows_of_step(sizes: Sequence[int], used: Sequence[int], num_tokens: int = 10) -> StepRows:
+    """The rows of a step with groups of these sizes, whose update uses these responses. Each has `num_tokens`."""
+    groups_B = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    num_responses = len(groups_B)
+    batch = DataProto({SAMPLE_IDS: torch.arange(num_responses), NUM_ROWS: torch.ones(num_responses, dtype=torch.int64)})
+    rows = DataProto({NUM_TOKENS: torch.full((num_responses,), num_tokens)})
+    prompt = PromptRow(0, "1>", "1>", (1,), "1", {})
+    rollout = Rollout((prompt,) * num_responses, groups_B, batch, rows, {})
+    is_trained_B = torch.zeros(num_responses, dtype=torch.bool)
+    is_trained_B[list(used)] = True
+    return cast(
+        StepRows,
+        SimpleNamespace(
+            rollout=rollout, everything=None, drawn_B=torch.arange(num_responses), is_trained_B=is_trained_B
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("group_size", "num_tokens", "expected"), [(64, 1024, 64), (64, 2048, 32), (64, 8192, 8), (4, 50_000, 8)]
+)
+def test_a_step_with_long_responses_records_fewer_of_them(group_size: int, num_tokens: int, expected: int) -> None:
+    rollout = rows_of_step([group_size] * 4, [], num_tokens).rollout
+    assert recorded_responses(rollout).tolist() == list(range(expected))
+
+
+def test_the_tokens_of_responses_that_the_update_uses_are_recorded() -> None:
+    assert chosen_ids(rows_of_step([4, 4, 4], [1, 9])) == list(range(8))
+    # Of large groups the first 32 responses are recorded, or 16 and first of all those that are used.
+    assert chosen_ids(rows_of_step([64, 64], [3, 50])) == list(range(32))
+    assert chosen_ids(rows_of_step([64, 64], [40, 41, 70])) == [*range(16), 40, 41, *range(16, 30)]
+    assert chosen_ids(rows_of_step([128, 128], [100])) == [*range(16), 100, *range(16, 31)]
+    assert chosen_ids(rows_of_step([64, 4, 4], [66])) == [*range(16), 66, 64, 65, 67]
+
+
+def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
+    now, recorded = [0.0], list[int]()
+
+    def record(step: int, rollouts: object) -> None:
+        del rollouts
+        now[0] += 1.0
+        recorded.append(step)
+
+    hybrid = SimpleNamespace(take_metrics=dict)
+    controller = SimpleNamespace(
+        num_steps=250,
+        budget=RecordingBudget(lambda: now[0], max_share=0.01),
+        evaluation=SimpleNamespace(is_due=lambda step, num_steps: step <= num_steps, run=lambda _: ({}, [], {})),
+        recorder=SimpleNamespace(evaluated=record),
+        timer=SimpleNamespace(take=lambda: {EVAL_SECONDS: 1.0}),
+        run_parts=SimpleNamespace(workers=SimpleNamespace(hybrid=hybrid)),
+        output=SimpleNamespace(evaluated=lambda *_: None),
+        reporter=SimpleNamespace(evaluated=lambda _: None),
+        saves=SimpleNamespace(),
+    )
+    for step in range(251):
+        now[0] += 1.0
+        Controller._evaluate(cast(Controller, controller), step)
+    assert recorded == [0, 99, 198, 250]
+
+
 def test_a_resumed_run_removes_the_files_of_steps_that_it_repeats(tmp_path: Path) -> None:
-    for name, step in ((TRAINING_TOKENS, 4), (EVALUATION_TOKENS, 3)):
+    for name, step in ((TRAINING_TOKENS, 4), (EVALUATION_TOKENS, 3), ("evaluation-other", 4)):
         write_token_file(token_file(tmp_path, name), step, [])
     write_timeline(newest_timeline_file(tmp_path), 4, [ProcessSpans("controller", [])])
     RunOutput(tmp_path, [], resumed_from_step=3, num_steps=8, num_devices=1, trackers=Trackers()).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,24 @@ def test_a_missing_package_is_named(tracker: Tracker, package: str, monkeypatch:
     with pytest.raises(ConfigurationError) as caught:
         refuse_unusable_trackers([tracker], {})
     assert str(caught.value) == Mentions("spec.training.trackers[0].type", f"pip install {package}", "image")
+
+
+def test_a_folder_of_the_same_name_is_not_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ModuleSpec("wandb", None, is_package=True)
+    monkeypatch.setattr(tracker_checks, "find_spec", lambda _: folder)
+    with pytest.raises(ConfigurationError, match="pip install wandb"):
+        refuse_unusable_trackers([OFFLINE], {})
+
+
+@pytest.mark.parametrize("address", ["sqlite:///runs.db", "postgresql+psycopg2://host/runs"])
+def test_a_database_needs_a_package(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(tracker_checks, "find_spec", lambda name: None if name == "sqlalchemy" else found(name))
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_unusable_trackers([mlflow(address)], {})
+    assert str(caught.value) == Mentions("spec.training.trackers[0]", f"{address.partition(':')[0].partition('+')[0]}:")
+    monkeypatch.setattr(tracker_checks, "find_spec", lambda _: found("mlflow"))
+    refuse_unusable_trackers([mlflow(address)], {})
 
 
 def test_wandb_needs_a_key_unless_it_is_offline(home: Path) -> None:

@@ -3,35 +3,23 @@ nothing for the trainer."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rljob_api.constants import ExitCode
-from rljob_api.contract_documents import TrainerJob
-from rljob_api.job_file import resolved_job_text
-from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.spec import Metadata
 from rljob_api.v1alpha1.tracker import Tracker, TrackerType
 from rljob_testing.cluster.kubectl import wait_for
 from rljob_testing.messages import Mentions
 from rljob_testing.process_tree import descendants
-from rljob_testing.settings import inherited_environment, inherited_python_path
-from rljob_testing.training import training_runs
-from rljob_testing.training.tracker_files import mlflow_runs, wandb_files
-from rljob_testing.training.tracker_servers import answering_server
-from rljob_trainer.observability.samples import Sample, SampleKind
+from rljob_testing.training import tracker_files
 from rljob_trainer.settings import Settings, read_settings
 from rljob_trainer.trackers import tracker_process, trackers
 from rljob_trainer.trackers.messages import (
@@ -50,8 +38,7 @@ from rljob_trainer.trackers.tracker_process import TrackerProcess
 from rljob_trainer.trackers.trackers import Trackers
 
 SILENT = "rljob_testing.training.silent_tracker"
-KEY = "0123456789" * 4
-SAMPLE = Sample(2, SampleKind.GREEDY, 7, "1+1=", "2" * 5000, "2", 1.0, {"a": 0.5, "b": None}, outcome="COMPLETED")
+END = End(0, has_page=True)
 
 
 class LogLines:
@@ -71,15 +58,11 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Lo
     return LogLines(caplog)
 
 
-def job() -> TrainerJob:
-    return TrainerJob(name="small", namespace="team", spec=RLJob.from_wire(training_runs.small_job()).spec)
-
-
 MESSAGES: list[Message] = [
     Begin(RunFacts("j", None, "id", 2, "/run", "/run/state", 4, "kind: RLJob\n"), Tracker(type=TrackerType.MLFLOW)),
     MetricsRow(3, 12.5, {"a/b": 1.5, "c": -2.0}),
-    SampleTable(3, ["prompt", "score"], [["unpaired \ud800", None]]),
-    End(75),
+    SampleTable("samples", 3, ["prompt", "score"], [["unpaired \ud800", None]]),
+    End(75, has_page=True),
 ]
 
 
@@ -94,25 +77,23 @@ def test_values_of_secret_variables_and_passwords_in_addresses_are_hidden() -> N
     hidden = Redaction({"MLFLOW_TRACKING_PASSWORD": "longpass", "WANDB_API_KEY": "longpassword", "HOME": "/home/me"})
     text = "longpassword of longpass at https://user:word@host/path in /home/me, a@b"
     assert hidden(text) == "*** of *** at https://***@host/path in /home/me, a@b"
+    assert hidden("https://user:p@ss@host/a@b") == "https://***@host/a@b"
 
 
-def test_samples_are_limited_and_long_texts_are_cut() -> None:
-    table = trackers.sample_table(2, [SAMPLE] * 100)
-    assert table.columns == [
-        "kind",
-        "group",
-        "prompt",
-        "response",
-        "answer",
-        "outcome",
-        "score",
-        "reward/a",
-        "reward/b",
-    ]
-    assert len(table.rows) == trackers.MAX_ROWS
-    response = "2" * trackers.MAX_CELL_CHARS + "... (1000 more characters)"
-    assert table.rows[0] == ["eval_greedy", 7, "1+1=", response, "2", "COMPLETED", 1.0, 0.5, None]
-    assert trackers.sample_table(0, []).rows == []
+@pytest.mark.parametrize("password", ['p"ssw0rd1', "back\\slash1", "pässwort1"])
+def test_a_password_is_hidden_in_reports_and_in_json(silent: TrackerProcess, log: LogLines, password: str) -> None:
+    silent._redaction = Redaction({"MLFLOW_TRACKING_PASSWORD": password})
+    output = f"{REPORT_PREFIX}{json.dumps(['warning', f'failed with {password}'])}\n{json.dumps([password])}\n"
+    silent._read_output(io.BytesIO(output.encode()), written := NotClosed())
+    assert log.warnings() == ["failed with ***"]
+    assert written.getvalue() == 'failed with ***\n["***"]\n'
+
+
+class NotClosed(io.StringIO):
+    """Can be read after it was closed."""
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 def test_the_run_id_of_a_folder_stays(tmp_path: Path) -> None:
@@ -124,18 +105,11 @@ def test_the_run_id_of_a_folder_stays(tmp_path: Path) -> None:
     assert trackers.local_run_id(tmp_path).isalnum()
 
 
-ENVIRONMENT = {
-    **inherited_environment(),
-    "PYTHONPATH": os.pathsep.join([str(training_runs.SUPPORT_FOLDER), *inherited_python_path()]),
-    "WANDB_API_KEY": KEY,
-}
-
-
 @pytest.fixture
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackerProcess]:
     """A process that never reads, with a small limit of messages that wait for it."""
     monkeypatch.setattr(tracker_process, "MAX_WAITING_BYTES", 500_000)
-    process = TrackerProcess(TrackerType.MLFLOW, tmp_path / "tracker.log", ENVIRONMENT, SILENT)
+    process = TrackerProcess(TrackerType.MLFLOW, tmp_path / "tracker.log", tracker_files.ENVIRONMENT, SILENT)
     yield process
     process.kill()
 
@@ -165,7 +139,7 @@ def test_messages_that_are_not_read_are_left_out_and_counted(silent: TrackerProc
     # The limit, and what is in the pipe.
     assert num_sent > 500_000 // len(encode(row))
     assert log.warnings() == [Mentions("MLflow", "metrics.jsonl", str(silent.log_file))]
-    silent.end(0)
+    silent.end(END)
     silent.wait(lambda: 0.0)
     wait_for_end(silent)
     assert log.warnings()[1:] == [Mentions("MLflow", "in time"), Mentions("10 rows")]
@@ -177,7 +151,7 @@ def test_the_output_of_the_library_is_kept_without_passwords(silent: TrackerProc
 
 
 def test_a_second_stop_request_ends_the_wait_and_the_process(silent: TrackerProcess, log: LogLines) -> None:
-    silent.end(130)
+    silent.end(END)
 
     def interrupted() -> float:
         raise KeyboardInterrupt
@@ -194,10 +168,13 @@ def test_a_process_that_has_ended_is_reported_once(silent: TrackerProcess, log: 
         silent.send(MetricsRow(1, 0.0, {}))
     wait_for(log.warnings, "the warning", 60, 0.01)
     silent.send(MetricsRow(2, 0.0, {}))
-    silent.end(0)
+    num_dropped = silent.num_dropped
+    silent.end(END)
     silent.wait(lambda: 60.0)
     assert log.warnings()[0] == Mentions("MLflow", "process has ended", str(silent.log_file))
     assert [line for line in log.warnings()[1:] if "ended" in line] == []
+    # The end of the run is not a row.
+    assert silent.num_dropped == num_dropped > 0
 
 
 def test_the_process_is_not_below_the_trainer_when_ray_stops_all_processes_below_it(silent: TrackerProcess) -> None:
@@ -214,152 +191,27 @@ def test_trackers_that_did_not_begin_are_ended_at_once(tmp_path: Path, monkeypat
     wait_for_end(process)
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_tracker_that_hangs_delays_the_end_by_a_limited_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: LogLines
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: LogLines, is_stopped: bool
 ) -> None:
     monkeypatch.setattr(trackers, "TrackerProcess", partial(TrackerProcess, program=SILENT))
-    monkeypatch.setattr(trackers, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(trackers, "STOP_SECONDS" if is_stopped else "END_SECONDS", 0.1)
+    monkeypatch.setattr(trackers, "END_SECONDS" if is_stopped else "STOP_SECONDS", 3600.0)
     settings = settings_of(tmp_path, monkeypatch)
     hanging = Trackers()
     kinds = [Tracker(type=TrackerType.WANDB), Tracker(type=TrackerType.MLFLOW)]
     hanging.start(kinds, settings)
-    hanging.begin(job(), settings, None)
+    hanging.begin(tracker_files.job(), settings, None)
     hanging.write(1, {"a": 1.0})
     processes = [process for _, process in hanging._processes]
-    hanging.end(0, lambda: True)
+    hanging.end(0, lambda: is_stopped)
     for process in processes:
         wait_for_end(process)
     assert log.warnings() == [Mentions("WandB", "in time"), Mentions("MLflow", "in time")]
 
 
 def settings_of(folder: Path, patch: pytest.MonkeyPatch) -> Settings:
-    for name, value in {**ENVIRONMENT, "RLJOB_SPEC": "x", "RLJOB_RUN_FOLDER": str(folder)}.items():
+    for name, value in {**tracker_files.ENVIRONMENT, "RLJOB_SPEC": "x", "RLJOB_RUN_FOLDER": str(folder)}.items():
         patch.setenv(name, value)
     return read_settings()
-
-
-def begin(folder: Path, attempt: int, resumed_from_step: int | None, tracker: training_runs.Document) -> Begin:
-    text = resolved_job_text(Metadata(name="small"), job().spec)
-    facts = RunFacts(
-        "small", "team", "the-uid", attempt, str(folder), str(folder / "state.json"), resumed_from_step, text
-    )
-    return Begin(facts, Tracker.from_wire(tracker))
-
-
-@dataclass(frozen=True)
-class RejectedRun:
-    """A run whose API key the W&B server rejects, and whose trainer is then killed."""
-
-    folder: Path
-    exit_code: int
-    output: str
-
-
-@pytest.fixture(scope="module")
-def rejected(tmp_path_factory: pytest.TempPathFactory) -> RejectedRun:
-    folder = tmp_path_factory.mktemp("rejected")
-    output = folder / "output"
-    (folder / "metrics.jsonl").write_text('{"step": 5, "critic/rewards/mean": 0.5}\n')
-    with answering_server(401) as address, output.open("w") as file:
-        program = subprocess.Popen(
-            [sys.executable, "-m", tracker_process.PROGRAM, "WandB"],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**tracker_process.VARIABLES, **ENVIRONMENT, "WANDB_BASE_URL": address},
-        )
-        assert program.stdin is not None
-        program.stdin.write(encode(begin(folder, 2, 4, {"type": "WandB"})))
-        for step in (5, 6):
-            program.stdin.write(encode(MetricsRow(step, 0.0, {"a/b": step / 3, "c": math.nan})))
-        program.stdin.write(encode(trackers.sample_table(6, [SAMPLE])))
-        # What the kernel does when the trainer is killed.
-        program.stdin.close()
-        code = program.wait(timeout=120)
-    return RejectedRun(folder, code, output.read_text())
-
-
-def test_a_run_that_wandb_rejects_is_stored_as_files_with_all_rows(rejected: RejectedRun) -> None:
-    assert rejected.exit_code == 0, rejected.output
-    [reported] = [line for line in rejected.output.splitlines() if line.startswith(REPORT_PREFIX)]
-    assert reported == Mentions("401", "wandb sync", f"{rejected.folder}/wandb")
-    [file] = wandb_files(rejected.folder)
-    assert file.run_id == "the-uid"
-    assert file.tags == ["job:small", "namespace:team", "attempt:2"]
-    assert {step: row["a/b"] for step, row in file.rows.items()} == {5: 5 / 3, 6: 2.0}
-    assert file.config["run"] == {"attempt": 2, "resumedFromStep": 4}
-    stored = json.loads(json.dumps(file.config["job"]))
-    assert stored["spec"]["training"]["steps"] == job().spec.training.steps
-
-
-def test_wandb_gets_a_table_of_samples(rejected: RejectedRun) -> None:
-    [table] = rejected.folder.rglob("*.table.json")
-    content = json.loads(table.read_text())
-    assert content["columns"] == trackers.sample_table(6, [SAMPLE]).columns
-    assert [row[2] for row in content["data"]] == ["1+1="]
-
-
-def test_wandb_gets_the_page_at_the_end(rejected: RejectedRun) -> None:
-    [page] = rejected.folder.rglob("*.html")
-    assert "<!doctype html>" in page.read_text().lower()[:100]
-    [file] = wandb_files(rejected.folder)
-    assert "page/path" in file.rows[6]
-
-
-def test_a_killed_trainer_fails_the_run_in_the_tracker(rejected: RejectedRun) -> None:
-    assert [file.exit_code for file in wandb_files(rejected.folder)] == [1]
-
-
-def test_the_api_key_is_in_no_file(rejected: RejectedRun) -> None:
-    files = [path for path in rejected.folder.rglob("*") if path.is_file()]
-    assert len(files) > 5
-    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
-
-
-def test_mlflow_gets_each_metric_once_per_step_under_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: list[str]
-) -> None:
-    for name, value in tracker_process.VARIABLES.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    from rljob_trainer.trackers.mlflow_run import start_mlflow_run
-
-    def report(_: str, text: str) -> None:
-        reports.append(text)
-
-    tracker: training_runs.Document = {"type": "MLflow", "mlflow": {"experiment": "sorting"}}
-    first = start_mlflow_run(begin(tmp_path, 1, None, tracker), report)
-    for step in (1, 2, 3):
-        first.log_metrics(MetricsRow(step, 100.0 + step, {"reward/mean": float(step)}))
-    first.log_samples(trackers.sample_table(2, [SAMPLE]))
-    (tmp_path / "view.html").write_text("first")
-    first.log_page(tmp_path / "view.html")
-    first.finish(ExitCode.INTERRUPTED)
-    second = start_mlflow_run(begin(tmp_path, 2, 1, tracker), report)
-    for step in (2, 3, 4):
-        second.log_metrics(MetricsRow(step, 200.0 + step, {"reward/mean": 10.0 * step}))
-        second.log_metrics(MetricsRow(step, 200.0 + step, {"eval/score": 0.5}))
-    (tmp_path / "view.html").write_text("second")
-    second.log_page(tmp_path / "view.html")
-    second.finish(ExitCode.SUCCESS)
-
-    [run] = mlflow_runs(tmp_path)
-    assert run.status == "FINISHED"
-    assert run.values["reward/mean"] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
-    assert run.values["eval/score"] == [(2, 0.5), (3, 0.5), (4, 0.5)]
-    assert run.params["training.rollout.groupSize"] == "4"
-    assert {name: run.tags[f"rljob.{name}"] for name in ("job", "namespace", "attempt", "resumedFromStep")} == {
-        "job": "small",
-        "namespace": "team",
-        "attempt": "2",
-        "resumedFromStep": "1",
-    }
-    assert set(run.files) == {"job.yaml", "samples/step-000002.json", "view.html"}
-    assert run.files["view.html"] == "second"
-    assert json.loads(run.files["samples/step-000002.json"])["data"][0][2] == "1+1="
-    assert [text for text in reports if "earlier attempt" in text] == [Mentions("steps 2 to 3", "metrics.jsonl")]
-
-
-@pytest.fixture
-def reports() -> list[str]:
-    return []

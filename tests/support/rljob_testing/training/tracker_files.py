@@ -1,8 +1,10 @@
-"""Reads what trackers have written without a server: the files of offline runs of W&B, and MLflow's folder."""
+"""A job and variables for trackers. Reads what trackers have written without a server: the files of offline runs of
+W&B, and MLflow's folder."""
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +15,18 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from wandb.proto import wandb_internal_pb2
 
+from rljob_api.contract_documents import TrainerJob
+from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.settings import inherited_environment, inherited_python_path
+from rljob_testing.training import training_runs
+
+KEY = "0123456789" * 4
+"""A value that W&B accepts as an API key."""
+ENVIRONMENT = {
+    **inherited_environment(),
+    "PYTHONPATH": os.pathsep.join([str(training_runs.SUPPORT_FOLDER), *inherited_python_path()]),
+    "WANDB_API_KEY": KEY,
+}
 Rows = dict[int, dict[str, float]]
 """By step: the metrics."""
 
@@ -21,6 +35,11 @@ _BLOCK_BYTES = 32_768
 _CHUNK_HEADER = struct.Struct("<IHB")
 """Checksum, length, kind of a chunk."""
 _FULL, _LAST = 1, 4
+
+
+def job() -> TrainerJob:
+    """A small job."""
+    return TrainerJob(name="small", namespace="team", spec=RLJob.from_wire(training_runs.small_job()).spec)
 
 
 @dataclass

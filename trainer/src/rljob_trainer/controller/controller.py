@@ -70,8 +70,8 @@ from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 log = logging.getLogger(__name__)
 
 MAX_RECORDING_SHARE = 0.005
-"""Fraction of a run's time for the newest timeline and the tokens of conversations. Short steps are not all recorded,
-but the last one is."""
+"""Fraction of a run's time for the newest timeline and the tokens of conversations. Short steps and their evaluations
+are not all recorded, but the last ones are."""
 SPANS_OF_NEWEST, MIN_SPANS_OF_NEWEST = 4_000, 100
 """The timeline of the newest step has at most so many spans, but not fewer than the latter of each process."""
 
@@ -248,9 +248,10 @@ class Controller:
         self.failure_rate.add(len(rollout.prompts) + rollout.num_lost, num_excluded, rollout.reasons())
         recorded = rollout.selected(recorded_responses(rollout))
         samples = self.rollout.samples(recorded, step + 1, SampleKind.TRAIN)
+        # Before the tokens, which are not recorded in each step.
+        traffic = TRAFFIC.take()
         with self.budget.spending():
             self.recorder.step_done(step + 1, rollout)
-        traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_metrics())
@@ -279,8 +280,9 @@ class Controller:
             return
         self.saves.unevaluated_step = step
         metrics, samples, rollouts = self.evaluation.run(step)
-        with self.budget.spending():
-            self.recorder.evaluated(step, rollouts)
+        if self.budget.is_due() or step == self.num_steps:
+            with self.budget.spending():
+                self.recorder.evaluated(step, rollouts)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_metrics()}
         self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
@@ -316,28 +318,27 @@ class StepTimeline:
         """Writes the step's timeline. Raises WorkerDiedError."""
         if not self._is_recorded:
             return
-        is_kept = step in self.steps
-        rows = self._take(MAX_KEPT if is_kept else self.max_spans)
-        if is_kept and self._write(path := timeline_file(self.run_folder, step), step, rows):
+        rows = self._take()
+        if step in self.steps and self._write(path := timeline_file(self.run_folder, step), step, rows, MAX_KEPT):
             log.info("timeline of step %d: %s", step, path)
-        few = [ProcessSpans(each.name, longest(each.spans, self.max_spans)) for each in rows]
-        self._has_failed = not self._write(newest_timeline_file(self.run_folder), step, few)
+        self._has_failed = not self._write(newest_timeline_file(self.run_folder), step, rows, self.max_spans)
 
-    def _write(self, path: Path, step: int, rows: Sequence[ProcessSpans]) -> bool:
-        """Returns whether the file was written."""
+    def _write(self, path: Path, step: int, rows: Sequence[ProcessSpans], max_spans: int) -> bool:
+        """Returns whether the file was written. `max_spans`: of each process."""
         try:
-            write_timeline(path, step, with_idle_time(rows))
+            few = [ProcessSpans(each.name, longest(each.spans, max_spans)) for each in with_idle_time(rows)]
+            write_timeline(path, step, few)
         except Exception as error:
             log.warning("%s: the timeline cannot be written (%s)", path, described(error))
             return False
         return True
 
-    def _take(self, max_spans: int) -> list[ProcessSpans]:
-        rows = [ProcessSpans("controller", SPANS.take(max_spans))]
+    def _take(self) -> list[ProcessSpans]:
+        rows = [ProcessSpans("controller", SPANS.take())]
         for name, processes in self.processes.items():
             rows += [
                 ProcessSpans(f"{name}, rank {rank}, {address}", spans)
-                for rank, (address, spans) in enumerate(processes.take_spans(max_spans))
+                for rank, (address, spans) in enumerate(processes.take_spans())
             ]
         return rows
 

@@ -15,7 +15,7 @@ from rljob_trainer.observability.progress import LastingConsole, ProgressDisplay
 from rljob_trainer.observability.samples import Sample, SampleLog, sample_table
 from rljob_trainer.observability.sinks import JsonlSink, MetricLog, Sink, TensorBoardSink
 from rljob_trainer.observability.timeline import newest_timeline_file
-from rljob_trainer.observability.token_files import EVALUATION_TOKENS, TRAINING_TOKENS, remove_newer, token_file
+from rljob_trainer.observability.token_files import all_token_files, remove_newer
 from rljob_trainer.trackers.trackers import Trackers
 
 log = logging.getLogger(__name__)
@@ -36,9 +36,8 @@ class RunOutput:
         trackers: Trackers,
     ) -> None:
         self.run_folder = run_folder
-        for name in (TRAINING_TOKENS, EVALUATION_TOKENS):
-            remove_newer(token_file(run_folder, name), resumed_from_step)
-        remove_newer(newest_timeline_file(run_folder), resumed_from_step)
+        for path in (*all_token_files(run_folder), newest_timeline_file(run_folder)):
+            remove_newer(path, resumed_from_step)
         sinks: list[Sink] = [JsonlSink(run_folder, resumed_from_step, time.time)]
         if Logger.TENSORBOARD in loggers:
             sinks.append(TensorBoardSink(run_folder, resumed_from_step, time.time))

@@ -16,7 +16,12 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout import TOKEN_COLUMNS, Rollout
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.errors import described
-from rljob_trainer.observability.samples import MAX_TRAINING_SAMPLES, MIN_TRAINING_SAMPLES, SampleKind
+from rljob_trainer.observability.samples import (
+    MAX_TRAINING_SAMPLE_TOKENS,
+    MAX_TRAINING_SAMPLES,
+    MIN_TRAINING_SAMPLES,
+    SampleKind,
+)
 from rljob_trainer.observability.token_files import (
     EVALUATION_TOKENS,
     MAX_CONVERSATIONS,
@@ -42,7 +47,11 @@ log = logging.getLogger(__name__)
 
 def recorded_responses(rollout: Rollout) -> torch.Tensor:
     """Returns int64: the responses of a step that `samples.jsonl` has."""
-    return rollout.first_groups(MIN_TRAINING_SAMPLES, MAX_TRAINING_SAMPLES)
+    responses = rollout.first_groups(MIN_TRAINING_SAMPLES, MAX_TRAINING_SAMPLES)
+    tokens_R = rollout.rows[NUM_TOKENS]
+    num_tokens = tokens_R[longest_rows(rollout.batch[NUM_ROWS], tokens_R)[responses]]
+    num_small = int((num_tokens.cumsum(0) <= MAX_TRAINING_SAMPLE_TOKENS).sum())
+    return responses[: max(MIN_TRAINING_SAMPLES, num_small)]
 
 
 class TokenRecorder:
@@ -131,16 +140,19 @@ class TokenRecorder:
 
 
 def chosen_ids(rows: StepRows) -> list[int]:
-    """Returns SAMPLE_IDS of the conversations of a step: those that `samples.jsonl` has. If the update uses none of
-    them, half of the places go to the first groups that it uses."""
+    """Returns SAMPLE_IDS of the conversations of a step: the first that `samples.jsonl` has. If the update uses none of
+    them, half of the places go to the first groups that it uses, and there to the responses that it uses first."""
     generated = rows.everything or rows.rollout
-    ids: list[int] = generated.batch[SAMPLE_IDS][recorded_responses(generated)].tolist()
+    ids: list[int] = generated.batch[SAMPLE_IDS][recorded_responses(generated)[:MAX_CONVERSATIONS]].tolist()
     of_batch = rows.rollout.batch[SAMPLE_IDS][rows.drawn_B]
     used: list[int] = of_batch[rows.is_trained_B].tolist()
     if used and not set(ids) & set(used):
         is_used = torch.isin(rows.rollout.groups_B, rows.rollout.groups_B[rows.drawn_B][rows.is_trained_B])
         others = rows.rollout.selected(is_used.nonzero().flatten())
-        ids = ids[: MAX_CONVERSATIONS // 2] + others.batch[SAMPLE_IDS][recorded_responses(others)].tolist()
+        whole_groups = others.first_groups(MIN_TRAINING_SAMPLES, len(others.groups_B))
+        ids = ids[: MAX_CONVERSATIONS // 2]
+        new = [each for each in others.batch[SAMPLE_IDS][whole_groups].tolist() if each not in ids]
+        ids += sorted(new, key=lambda each: each not in used)
     return ids[:MAX_CONVERSATIONS]
 
 

@@ -86,9 +86,9 @@ class RayWorker:
         """See WorkerSide.execute_by_name."""
         return self.side.execute_by_name()
 
-    def take_spans(self, max_spans: int) -> list[Record]:
+    def take_spans(self) -> list[Record]:
         """See WorkerSide.take_spans."""
-        return self.side.take_spans(max_spans)
+        return self.side.take_spans()
 
     def drop_spans(self) -> None:
         """See WorkerSide.drop_spans."""

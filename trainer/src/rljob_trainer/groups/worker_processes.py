@@ -216,10 +216,10 @@ class WorkerProcesses:
         for handle in self.handles:
             handle.drop_spans.remote()
 
-    def take_spans(self, max_spans: int) -> list[tuple[str, list[Record]]]:
-        """Returns for each rank its node's address and what it has recorded since the last call, with at most
-        `max_spans` spans (see SpanRecorder.take). Raises WorkerDiedError."""
-        spans = self._on_all("spans of the workers", [handle.take_spans.remote(max_spans) for handle in self.handles])
+    def take_spans(self) -> list[tuple[str, list[Record]]]:
+        """Returns for each rank its node's address and what it has recorded since the last call. Raises
+        WorkerDiedError."""
+        spans = self._on_all("spans of the workers", [handle.take_spans.remote() for handle in self.handles])
         return [(info.address, _expect(list, taken)) for info, taken in zip(self.record.infos, spans, strict=True)]
 
     def location_of(self, rank: int) -> WorkerLocation:

@@ -247,9 +247,9 @@ class WorkerSide:
         with SPANS.span(f"{role}.{method}"), picklable_errors():
             return self._execute(Call(role, method, (), Returns.VALUE))
 
-    def take_spans(self, max_spans: int) -> list[Record]:
+    def take_spans(self) -> list[Record]:
         """Returns what this process has recorded since the last `take_spans`; see SpanRecorder.take."""
-        return SPANS.take(max_spans)
+        return SPANS.take()
 
     def drop_spans(self) -> None:
         """Drops what this process has recorded."""

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rljob_trainer.observability.spans import Record, Span
+from rljob_trainer.observability.spans import Counts, Record, Span
 from rljob_trainer.observability.timeline import IDLE_PREFIX, IDLE_THREAD, ProcessSpans
 
 WAITING_CALLS = frozenset({"hybrid.take", "reward.completed_ids", "reward.finish_scoring"})
@@ -30,16 +30,17 @@ Interval = tuple[float, float]
 
 
 def with_idle_time(processes: Sequence[ProcessSpans]) -> list[ProcessSpans]:
-    """Returns the processes of a step's timeline, the controller first, with a span for each idle time of a worker."""
+    """Returns the processes of a step's timeline, the controller first, with a span for each idle time of a worker.
+    Needs all spans of the step: without the short ones a worker seems to be idle, or the controller to do nothing."""
     controller, workers = processes[0], processes[1:]
-    phases = sorted((each for each in _spans(controller.spans)), key=lambda each: each.started)
+    phases = joined_phases(_spans(controller.spans))
     if not phases:
         return list(processes)
     step = (phases[0].started, max(each.ended for each in phases))
     busy = [union(_interval(each) for each in _spans(worker.spans) if _is_work(each)) for worker in workers]
     anyone = union(interval for of_worker in busy for interval in of_worker)
     generation = union(_interval(each) for worker in workers for each in _spans(worker.spans) if each.name == GENERATE)
-    found = [controller]
+    found = [ProcessSpans(controller.name, [*phases, *(each for each in controller.spans if isinstance(each, Counts))])]
     for worker, of_worker in zip(workers, busy, strict=True):
         idle: list[Span] = []
         for gap in gaps(of_worker, step):
@@ -51,6 +52,18 @@ def with_idle_time(processes: Sequence[ProcessSpans]) -> list[ProcessSpans]:
                     idle.append(Span(name, *part, IDLE_THREAD))
         long = [each for each in idle if each.ended - each.started >= MIN_IDLE_SECONDS]
         found.append(ProcessSpans(worker.name, [*worker.spans, *long]))
+    return found
+
+
+def joined_phases(spans: Iterable[Span]) -> list[Span]:
+    """Returns the controller's phases in ascending order. Phases of the same name with less than MIN_IDLE_SECONDS
+    between them are one: a controller that takes finished responses again and again begins a phase each time."""
+    found: list[Span] = []
+    for each in sorted(spans, key=lambda each: each.started):
+        if found and found[-1].name == each.name and each.started - found[-1].ended < MIN_IDLE_SECONDS:
+            found[-1] = replace(found[-1], ended=max(found[-1].ended, each.ended))
+        else:
+            found.append(each)
     return found
 
 
@@ -78,11 +91,9 @@ def gaps(intervals: Sequence[Interval], whole: Interval) -> list[Interval]:
 def _waits_for(part: Interval, phase: str | None, anyone: Sequence[Interval], generation: Sequence[Interval]) -> str:
     if phase == REWARD_PHASE:
         return SCORES
-    if phase is None:
-        return CONTROLLER
     if _overlaps(part, generation):
         return OTHERS_GENERATE
-    return OTHER_WORKERS if _overlaps(part, anyone) else CONTROLLER
+    return OTHER_WORKERS if phase is not None and _overlaps(part, anyone) else CONTROLLER
 
 
 def _by_phase(gap: Interval, phases: Sequence[Span]) -> list[tuple[Interval, str | None]]:
@@ -90,9 +101,9 @@ def _by_phase(gap: Interval, phases: Sequence[Span]) -> list[tuple[Interval, str
     between two phases."""
     found: list[tuple[Interval, str | None]] = []
     begin, stop = gap
-    for phase in phases:
-        if phase.ended <= begin or phase.started >= stop:
-            continue
+    for phase in phases[bisect_right(phases, begin, key=lambda each: each.ended) :]:
+        if phase.started >= stop:
+            break
         if phase.started > begin:
             found.append(((begin, phase.started), None))
         found.append(((max(begin, phase.started), min(stop, phase.ended)), phase.name))

@@ -18,6 +18,9 @@ MAX_CELL_CHARS = 200
 MIN_TRAINING_SAMPLES, MAX_TRAINING_SAMPLES = 8, 64
 """The samples of a training step: whole groups until there are at least MIN_TRAINING_SAMPLES, and never more than
 MAX_TRAINING_SAMPLES."""
+MAX_TRAINING_SAMPLE_TOKENS = 65_536
+"""Only the first MIN_TRAINING_SAMPLES may have more tokens together. Tokens have about 4 bytes, so a step with long
+responses writes about 256 KiB."""
 
 
 class SampleKind(StrEnum):

@@ -62,15 +62,14 @@ class SpanRecorder:
         """Records the current counter values."""
         self._records.append(Counts(track, time.time(), after, dict(values)))
 
-    def take(self, max_spans: int = MAX_KEPT) -> list[Record]:
-        """Returns the spans that have ended, and the counter values, since the last `take`; of more than `max_spans`
-        spans the longest."""
+    def take(self) -> list[Record]:
+        """Returns the spans that have ended, and the counter values, since the last `take`."""
         # No emptiness check: another thread could take the last record between the check and `popleft`.
         taken: list[Record] = []
         with suppress(IndexError):
             while True:
                 taken.append(self._records.popleft())
-        return longest(taken, max_spans)
+        return taken
 
 
 def longest(records: Sequence[Record], max_spans: int) -> list[Record]:

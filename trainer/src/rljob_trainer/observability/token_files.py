@@ -41,7 +41,7 @@ class TokenValues:
 
     text: Sequence[str]
     is_sampled: Sequence[bool]
-    """Whether the policy has sampled the token."""
+    """Whether the policy has sampled the token. False if another row of the response trains on it."""
     is_trained: Sequence[bool]
     """Whether the update has trained on the token."""
     rollout_logprob: Sequence[float | None]
@@ -143,6 +143,11 @@ def write_token_file(path: Path, step: int, conversations: Sequence[Conversation
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def all_token_files(run_folder: Path) -> list[Path]:
+    """Returns the paths of the files that exist."""
+    return sorted((run_folder / TOKENS_FOLDER_NAME).glob("*.json"))
 
 
 def remove_newer(path: Path, resumed_from_step: int | None) -> None:

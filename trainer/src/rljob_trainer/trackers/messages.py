@@ -16,7 +16,8 @@ REPORT_PREFIX = "rljob-report "
 the tracker's library."""
 MIN_SECRET_CHARS = 6
 """Shorter values of variables are not hidden: they would also hide ordinary words."""
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
+_USER_OF_URL = re.compile(r"(?<=://)[^/\s]+@")
+"""Up to the last @ before the path, because a password may have one."""
 
 
 class MessageKind(StrEnum):
@@ -67,6 +68,8 @@ class MetricsRow:
 class SampleTable:
     """Samples of an evaluation. All rows have the same columns."""
 
+    name: str
+    """Tables with different names do not replace each other."""
     step: int
     columns: list[str]
     rows: list[list[str | float | None]]
@@ -77,6 +80,8 @@ class End:
     """The last message. `exit_code` is that of the trainer."""
 
     exit_code: int
+    has_page: bool
+    """Whether the tracker gets the page of the run. Not after a stop request, which leaves little time."""
 
 
 Report = Callable[[str, str], None]
@@ -119,7 +124,9 @@ class Redaction:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: the variables; those with a name such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD are
         secret."""
-        found = {value for name, value in environment.items() if is_secret_name(name)}
+        values = {value for name, value in environment.items() if is_secret_name(name)}
+        # Also as they stand in JSON.
+        found = {written for value in values for written in (value, json.dumps(value)[1:-1])}
         # The longest first, because one value may be a part of another.
         self._secrets = sorted((value for value in found if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +29,8 @@ ID_TAG = "rljob.id"
 JOB_FILE = "job.yaml"
 MAX_PARAM_CHARS = 500
 MAX_KEY_CHARS = 250
+NOT_IN_NAMES = re.compile(r"[^\w. :-]")
+"""MLflow rejects names with these characters, and some names with a slash."""
 PARAMS_PER_CALL = 100
 """Most parameters that MLflow accepts in one call."""
 RETRY_SECONDS = (1.0, 5.0, 15.0, 30.0)
@@ -42,6 +46,8 @@ ResultT = TypeVar("ResultT")
 
 class MlflowRun:
     """A run that was started."""
+
+    is_page_last = True
 
     def __init__(self, client: MlflowClient, server: Server, run: Run, report: Report) -> None:
         self._client = client
@@ -70,8 +76,9 @@ class MlflowRun:
 
     def log_samples(self, table: SampleTable) -> None:
         """Stores the samples as a file."""
+        path = f"{table.name}/step-{table.step:06d}.json"
         text = json.dumps({"columns": table.columns, "data": table.rows}, indent=1)
-        self._server.call(lambda: self._client.log_text(self._id, text, f"samples/step-{table.step:06d}.json"))
+        self._server.call(lambda: self._client.log_text(self._id, text, path))
 
     def log_page(self, page: Path) -> None:
         """Stores the page as a file."""
@@ -92,7 +99,22 @@ def start_mlflow_run(begin: Begin, report: Report) -> MlflowRun:
     server = Server(report)
     run = server.call(lambda: _run(client, settings.experiment, facts), give_up_seconds=math.inf)
     report("info", f"MLflow: run {run.info.run_id} of experiment {settings.experiment} at {uri}")
+    try:
+        _log_job(client, server, run, facts.job_text)
+    except Exception as error:
+        report("warning", f"MLflow: parameters or {JOB_FILE} are incomplete: {error}")
     return MlflowRun(client, server, run, report)
+
+
+def _log_job(client: MlflowClient, server: Server, run: Run, job_text: str) -> None:
+    """Stores the job as a file and as parameters."""
+    run_id = run.info.run_id
+    server.call(lambda: client.log_text(run_id, job_text, JOB_FILE))
+    # A parameter cannot be changed, so those of the first attempt stay; the file is that of the newest attempt.
+    known = run.data.params
+    params = [Param(name, value) for name, value in job_parameters(job_text).items() if name not in known]
+    for start in range(0, len(params), PARAMS_PER_CALL):
+        server.call(partial(client.log_batch, run_id, params=params[start : start + PARAMS_PER_CALL]))
 
 
 def tracking_uri(settings: MlflowTracker, run_folder: str) -> str:
@@ -133,7 +155,7 @@ class Server:
 
 
 def _run(client: MlflowClient, experiment: str, facts: RunFacts) -> Run:
-    """Finds the run of the job, or creates it; then writes its tags and parameters."""
+    """Finds the run of the job, or creates it; then writes its tags."""
     experiment_id = _experiment_id(client, experiment)
     wanted = f"tags.`{ID_TAG}` = '{facts.run_id}'"
     found = client.search_runs([experiment_id], filter_string=wanted, max_results=1)
@@ -149,14 +171,7 @@ def _run(client: MlflowClient, experiment: str, facts: RunFacts) -> Run:
         client.update_run(run.info.run_id, status="RUNNING")
     else:
         run = client.create_run(experiment_id, tags=tags, run_name=facts.job_name)
-    run_id = run.info.run_id
-    client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
-    # A parameter cannot be changed, so those of the first attempt stay; the file is that of the newest attempt.
-    known = run.data.params
-    params = [Param(name, value) for name, value in job_parameters(facts.job_text) if name not in known]
-    for start in range(0, len(params), PARAMS_PER_CALL):
-        client.log_batch(run_id, params=params[start : start + PARAMS_PER_CALL])
-    client.log_text(run_id, facts.job_text, JOB_FILE)
+    client.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
     return run
 
 
@@ -174,12 +189,15 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
         return str(created.experiment_id)
 
 
-def job_parameters(job_text: str) -> Iterator[tuple[str, str]]:
-    """The settings of the job with their paths, such as `training.rollout.groupSize`."""
+def job_parameters(job_text: str) -> dict[str, str]:
+    """The settings of the job by their paths, such as `training.rollout.groupSize`. Characters that MLflow does not
+    accept in a name are replaced."""
     document = read_yaml(job_text).value
     spec = document.get("spec") if isinstance(document, dict) else None
+    found: dict[str, str] = {}
     for path, value in _leaves(spec, ""):
-        yield path[:MAX_KEY_CHARS], str(value)[:MAX_PARAM_CHARS]
+        found.setdefault(NOT_IN_NAMES.sub("_", path)[:MAX_KEY_CHARS], str(value)[:MAX_PARAM_CHARS])
+    return found
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:

@@ -28,6 +28,9 @@ MLFLOW_CREDENTIALS = (
     "MLFLOW_TRACKING_CLIENT_CERT_PATH",
 )
 MLFLOW_PATH = "/api/2.0/mlflow/experiments/get?experiment_id=0"
+DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
+DATABASE_MODULE = "sqlalchemy"
+"""MLflow opens databases with it; mlflow-skinny does not install it."""
 PROBE_SECONDS = 3.0
 """How long the check waits for an MLflow server."""
 UNAUTHORIZED = (401, 403)
@@ -39,7 +42,7 @@ def refuse_unusable_trackers(trackers: Sequence[Tracker], environment: Mapping[s
     for index, tracker in enumerate(trackers):
         where = f"spec.training.trackers[{index}]"
         module, package = PACKAGES[tracker.type]
-        if find_spec(module) is None:
+        if not _is_installed(module):
             raise ConfigurationError(
                 f"{where}.type: {tracker.type} needs the Python package {package}, which is not installed; install it "
                 f"with `pip install {package}`, or on a cluster use an image that has it, or remove the tracker"
@@ -48,6 +51,12 @@ def refuse_unusable_trackers(trackers: Sequence[Tracker], environment: Mapping[s
             _check_wandb(tracker.wandb or WandbTracker(), environment, where)
         else:
             _check_mlflow(tracker.mlflow or MlflowTracker(), environment, where)
+
+
+def _is_installed(module: str) -> bool:
+    """Whether the package is installed. A folder of this name, such as one with W&B's files, has no origin."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None
 
 
 def _check_wandb(settings: WandbTracker, environment: Mapping[str, str], where: str) -> None:
@@ -75,7 +84,13 @@ def _is_in_netrc(host: str, environment: Mapping[str, str]) -> bool:
 
 def _check_mlflow(settings: MlflowTracker, environment: Mapping[str, str], where: str) -> None:
     address = settings.tracking_uri or environment.get("MLFLOW_TRACKING_URI", "")
-    if not address.startswith(("http://", "https://")) or "@" in address:
+    scheme = address.partition(":")[0].partition("+")[0]
+    if scheme in DATABASES and not _is_installed(DATABASE_MODULE):
+        raise ConfigurationError(
+            f"{where}: the package mlflow-skinny cannot open a database (seen: {scheme}:...); start `mlflow server` "
+            "and use its address, or use a folder"
+        )
+    if scheme not in ("http", "https") or "@" in address:
         return
     if any(environment.get(name) for name in MLFLOW_CREDENTIALS) or _has_mlflow_file():
         return

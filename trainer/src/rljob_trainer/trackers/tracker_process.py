@@ -89,10 +89,13 @@ class TrackerProcess:
         """Queues a message. Drops it if the process has failed, or if too many messages wait."""
         line = encode(message)
         with self._lock:
-            is_full = self._num_waiting_bytes + len(line) > MAX_WAITING_BYTES and not isinstance(message, End)
+            is_last = isinstance(message, End)
+            is_full = self._num_waiting_bytes + len(line) > MAX_WAITING_BYTES and not is_last
             if not is_full and not self._has_failed:
                 self._num_waiting_bytes += len(line)
                 self._waiting.put(line)
+                return
+            if is_last:
                 return
             self.num_dropped += 1
             is_first_full = is_full and self.num_dropped == 1
@@ -103,10 +106,10 @@ class TrackerProcess:
                 self.log_file,
             )
 
-    def end(self, exit_code: int) -> None:
+    def end(self, message: End) -> None:
         """Queues the last message. Call `wait` afterwards."""
         self._is_ending = True
-        self.send(End(exit_code))
+        self.send(message)
         self._waiting.put(None)
 
     def wait(self, seconds_left: Callable[[], float]) -> None:
@@ -115,9 +118,6 @@ class TrackerProcess:
         try:
             while self._reader.is_alive() and seconds_left() > 0:
                 self._reader.join(POLL_SECONDS)
-        except KeyboardInterrupt:
-            log.warning("%s: the newest data was not sent, because of a second stop request", self.kind)
-        else:
             if self._reader.is_alive():
                 log.warning(
                     "%s did not accept all data in time, so its newest rows may be missing; metrics.jsonl has all, "
@@ -125,7 +125,10 @@ class TrackerProcess:
                     self.kind,
                     self.log_file,
                 )
-        self.kill()
+            self.kill()
+        except KeyboardInterrupt:
+            log.warning("%s: the newest data was not sent, because of a second stop request", self.kind)
+            self._send_kill()
         if self.num_dropped:
             log.warning("%s: %d rows or tables were left out; metrics.jsonl has all", self.kind, self.num_dropped)
 
@@ -133,10 +136,13 @@ class TrackerProcess:
         """Kills the process and its process group, if they still run. W&B's service is in a session of its own; it ends
         when it notices the end of the process."""
         self._is_ending = True
+        self._send_kill()
+        self._reader.join(KILLED_SECONDS)
+
+    def _send_kill(self) -> None:
         if self._reader.is_alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.group, signal.SIGKILL)
-            self._reader.join(KILLED_SECONDS)
 
     def _write_messages(self, pipe: IO[bytes]) -> None:
         """A thread: writes the messages, and waits for the process where it must."""
@@ -161,11 +167,11 @@ class TrackerProcess:
         """A thread: logs the reports, and writes everything else to the log file."""
         with pipe, output:
             for data in pipe:
-                line = self._redaction(data.decode(errors="replace"))
+                line = data.decode(errors="replace")
                 if line.startswith(REPORT_PREFIX):
                     line = self._log_report(line.removeprefix(REPORT_PREFIX))
                 with contextlib.suppress(OSError):
-                    output.write(line)
+                    output.write(self._redaction(line))
                     output.flush()
 
     def _log_report(self, line: str) -> str:
@@ -174,7 +180,7 @@ class TrackerProcess:
             level, text = json.loads(line)
         except (ValueError, TypeError):
             return line
-        shown = printable(str(text), MAX_REPORT_CHARS)
+        shown = printable(self._redaction(str(text)), MAX_REPORT_CHARS)
         log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", shown)
         return shown + "\n"
 

@@ -47,6 +47,9 @@ MAX_TEXT_CHARS = 500
 class TrackerRun(Protocol):
     """The run in a tracker. The methods raise exceptions of the library."""
 
+    is_page_last: bool
+    """Whether the page is stored after the end of the run, so that it cannot delay the end."""
+
     def log_metrics(self, row: MetricsRow) -> None:
         """Stores the metrics of a step."""
 
@@ -54,7 +57,7 @@ class TrackerRun(Protocol):
         """Stores the samples of an evaluation."""
 
     def log_page(self, page: Path) -> None:
-        """Stores the page of the run. Called once for each attempt."""
+        """Stores the page of the run. Called at most once for each attempt."""
 
     def finish(self, exit_code: int) -> None:
         """Ends the run, and waits until everything is sent."""
@@ -114,8 +117,7 @@ def start_function(kind: TrackerType) -> Callable[[Begin, Report], TrackerRun]:
 def pass_on(lines: Iterable[bytes], run: TrackerRun, begin: Begin) -> None:
     """Passes all messages on to the run, and finishes it. What the tracker rejects is left out, with one warning for
     each kind of message."""
-    kind, exit_code = begin.tracker.type, CRASHED_EXIT_CODE
-    calls = Calls(kind)
+    calls, end = Calls(begin.tracker.type), End(CRASHED_EXIT_CODE, has_page=False)
     for line in lines:
         match message := decode(line):
             case MetricsRow():
@@ -123,11 +125,14 @@ def pass_on(lines: Iterable[bytes], run: TrackerRun, begin: Begin) -> None:
             case SampleTable():
                 calls.make("samples", partial(run.log_samples, message))
             case End():
-                exit_code = message.exit_code
+                end = message
                 break
-    # Once: making it takes hundreds of MiB for a long run, and W&B keeps every page that it gets.
-    calls.make("page", partial(log_page, run, begin.facts))
-    calls.make("newest data", partial(run.finish, exit_code))
+    ending = [("newest data", partial(run.finish, end.exit_code))]
+    if end.has_page:
+        # Once: making it takes much memory for a long run, and W&B keeps every page that it gets.
+        ending.insert(len(ending) if run.is_page_last else 0, ("page", partial(log_page, run, begin.facts)))
+    for data, call in ending:
+        calls.make(data, call)
 
 
 class Calls:

@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.tracker import Tracker
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.samples import Sample
 from rljob_trainer.settings import Settings
-from rljob_trainer.trackers.messages import Begin, Message, MetricsRow, RunFacts, SampleTable
+from rljob_trainer.trackers.messages import Begin, End, Message, MetricsRow, RunFacts, SampleTable
 from rljob_trainer.trackers.tracker_process import TrackerProcess
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ STOP_SECONDS = 5.0
 """The same after a stop request: on a cluster, Ray kills a trainer that does not exit within the job's grace period."""
 RUN_ID_FILE = "tracker-id"
 """File in the run folder with the id of the run on one machine."""
+SAMPLES = "samples"
+"""The name of the table of samples."""
 MAX_ROWS = 64
 """Samples of an evaluation that a tracker gets."""
 MAX_CELL_CHARS = 4000
@@ -89,8 +91,9 @@ class Trackers:
             for process in processes:
                 process.kill()
             return
+        message = End(exit_code, has_page=not is_stop_requested())
         for process in processes:
-            process.end(exit_code)
+            process.end(message)
         began = time.monotonic()
 
         def seconds_left() -> float:
@@ -144,7 +147,7 @@ def sample_table(step: int, samples: Sequence[Sample]) -> SampleTable:
         "score",
         *(f"reward/{name}" for name in rewards),
     ]
-    return SampleTable(step, columns, rows)
+    return SampleTable(SAMPLES, step, columns, rows)
 
 
 def _cut(text: str) -> str:

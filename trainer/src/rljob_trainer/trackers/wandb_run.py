@@ -16,12 +16,15 @@ INIT_SECONDS = 30.0
 """How long the start waits for the server. Then the run is stored as files."""
 MAX_TAG_CHARS = 64
 """W&B rejects longer tags."""
-SAMPLES, PAGE = "samples", "page"
-"""The names of the table of samples and of the page."""
+PAGE = "page"
+"""The name of the page."""
 
 
 class WandbRun:
     """A run that was started."""
+
+    is_page_last = False
+    """W&B accepts nothing after the end."""
 
     def __init__(self, run: wandb.Run, report: Report) -> None:
         self._run = run
@@ -39,7 +42,7 @@ class WandbRun:
     def log_samples(self, table: SampleTable) -> None:
         """Stores the samples as a table."""
         if self._is_new(table.step):
-            self._run.log({SAMPLES: wandb.Table(columns=table.columns, data=table.rows)}, step=table.step)
+            self._run.log({table.name: wandb.Table(columns=table.columns, data=table.rows)}, step=table.step)
 
     def log_page(self, page: Path) -> None:
         """Stores the page with the newest step."""
