@@ -138,7 +138,7 @@ def test_tokens_are_colored_and_explained(browser: Browser, show: Show) -> None:
 
 def test_the_timeline_names_idle_time_and_can_be_enlarged(browser: Browser, show: Show) -> None:
     show(whole_run())
-    assert browser.texts("#timelines tbody tr") == ["main, rank 0\tthe controller's phase reward\t30 ms\t30.0 %"]
+    assert browser.texts("#timelines tbody tr") == ["main, rank 0\tscores\t30 ms\t30.0 %"]
     times = "#timelines .process:first-child text.dim"
     assert [browser.texts(times)[0], browser.texts(times)[-1]] == ["0 ms", "100 ms"]
     browser.click("#timelines button[aria-label='zoom in']")
