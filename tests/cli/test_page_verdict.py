@@ -164,13 +164,20 @@ def test_a_state_that_is_older_than_the_metrics_is_no_silence(tmp_path: Path) ->
     assert verdict(folder, minutes_later=60).title.startswith("Running at step 20 of 30")
 
 
-def test_a_job_that_waits_is_neither_failed_nor_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("activity", "shown"),
+    [
+        ("waits for its next attempt (Evicted): quota", "for its next attempt (Evicted): quota"),
+        ("waits (Evicted): quota", "Evicted: quota"),
+    ],
+)
+def test_a_job_that_waits_is_neither_failed_nor_finished(activity: str, shown: str, tmp_path: Path) -> None:
     folder = RunRecord(phase="Starting", exit_code=None, num_steps=12, alarms=None).write(tmp_path / "run")
     state = json.loads((folder / "rljob-run-state.json").read_text())
-    state["activity"] = "waits for its next attempt (Evicted): another job needs the quota"
+    state["activity"] = activity
     (folder / "rljob-run-state.json").write_text(json.dumps(state))
     found = verdict(folder)
-    title = "Waiting at step 12 of 30: for its next attempt (Evicted): another job needs the quota"
+    title = f"Waiting at step 12 of 30: {shown}"
     assert (found.title, found.level, found.is_active, found.is_healthy) == (title, "info", True, True)
     [notice] = found.notices
     assert (notice.title, notice.docs) == ("Evicted", "troubleshooting.md#evicted")

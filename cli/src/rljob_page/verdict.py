@@ -115,7 +115,8 @@ def verdict_of(files: RunFiles, now: datetime) -> Verdict:
     is_healthy = word in ("Complete", "Running", "Starting")
     activity = files.state.activity if files.state is not None else None
     if word in ("Starting", "Waiting") and activity:
-        result = f": {activity.removeprefix(_WAITS)}"
+        # An activity such as `waits (Suspended): ...` begins with the reason.
+        result = ": " + re.sub(r"^\((\w+)\)", r"\1", activity.removeprefix(_WAITS))
     else:
         result = _result(files.curves)
     return Verdict(Level.GOOD if is_healthy else Level.INFO, f"{word}{reached}{result}", notices, active)
