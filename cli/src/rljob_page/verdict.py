@@ -111,7 +111,8 @@ def verdict_of(files: RunFiles, now: datetime) -> Verdict:
         number = f"{len(alarms)} alarm{'' if len(alarms) == 1 else 's'}"
         # A message continues with what is usual and what to do.
         headline = re.split(r" \(|; |\. ", alarms[0].text, maxsplit=1)[0]
-        return Verdict(Level.ALARM, f"{word} with {number}{reached}: {headline}", notices, active)
+        state = word.removesuffix(" on request")
+        return Verdict(Level.ALARM, f"{state} with {number}{reached}: {headline}", notices, active)
     is_healthy = word in ("Complete", "Running", "Starting")
     activity = files.state.activity if files.state is not None else None
     if word in ("Starting", "Waiting") and activity:
