@@ -226,3 +226,13 @@ def test_charts_and_verdict_follow_the_names_of_the_evaluations(tmp_path: Path) 
     assert held_out_scores({"eval/greedy_score": ([], []), "eval/greedy_score/accuracy": ([], [])}) == {
         "greedy": "eval/greedy_score"
     }
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Complete", "Stopped"])
+def test_the_state_of_an_earlier_attempt_does_not_end_the_newest(phase: str, tmp_path: Path) -> None:
+    folder = RunRecord(phase=phase, exit_code=130, num_steps=12).write(tmp_path / "run")
+    with (folder / "attempts.jsonl").open("a") as file:
+        file.write('{"attempt": 2, "started": "2026-11-27T12:30:00Z"}\n')
+    found = verdict(folder, minutes_later=31)
+    assert (found.title.partition(":")[0], found.is_active) == ("Starting at step 12 of 30", True)
+    assert verdict(folder, minutes_later=40).title.startswith("No progress at step 12 of 30: silent for 10 min")

@@ -36,7 +36,7 @@ from rljob_page.curves import (
 )
 from rljob_page.run_files import Json, RunFiles
 from rljob_page.timelines import Timeline, read_timeline
-from rljob_page.verdict import Level, Notice, Verdict, duration, time_of, usual_step_seconds, verdict_of
+from rljob_page.verdict import Level, Notice, Verdict, duration, newest_step, time_of, usual_step_seconds, verdict_of
 
 MAX_POINTS = 800
 """Points of a curve: about two for each pixel column of a chart."""
@@ -135,7 +135,7 @@ def facts_of(files: RunFiles, verdict: Verdict, now: datetime) -> Iterator[tuple
     """The newest numbers of a run, as (name, value)."""
     state, curves = files.state, files.curves
     if state is not None:
-        yield "Step", f"{state.progress.step} of {state.progress.total_steps}"
+        yield "Step", f"{newest_step(state, curves)} of {state.progress.total_steps}"
     scores = {
         f"Held-out score ({name})": metric for name, metric in list(held_out_scores(curves).items())[:_MAX_SCORES]
     }

@@ -16,7 +16,7 @@ from statistics import median
 from rljob_api.conditions import Reason
 from rljob_api.constants import ExitCode
 from rljob_api.explanations import EXPLANATIONS
-from rljob_api.run_state import RunPhase
+from rljob_api.run_state import RunPhase, RunState
 from rljob_page.curves import (
     CHARTS,
     EVAL_GREEDY,
@@ -125,8 +125,8 @@ def verdict_of(files: RunFiles, now: datetime) -> Verdict:
 
 def _word(files: RunFiles, active: bool) -> str:
     """The state of a run that has neither failed nor stopped to make progress."""
-    phase = files.state.phase if files.state is not None else None
-    if phase is RunPhase.COMPLETE:
+    phase, newest = _phase(files), _newest_attempt(files)
+    if phase is RunPhase.COMPLETE or (newest is not None and newest.exit_code == ExitCode.SUCCESS):
         return "Complete"
     if not active:
         return "Stopped on request"
@@ -163,10 +163,15 @@ def usual_step_seconds(curves: Curves) -> float | None:
     return median(values[-_NEWEST_STEPS:]) if values else None
 
 
+def _phase(files: RunFiles) -> RunPhase | None:
+    """The phase of the newest attempt; None until its trainer has written a state."""
+    state, newest = files.state, _newest_attempt(files)
+    return state.phase if state is not None and (newest is None or state.attempt >= newest.number) else None
+
+
 def _has_ended(files: RunFiles) -> bool:
-    phase = files.state.phase if files.state is not None else None
     newest = _newest_attempt(files)
-    return phase in (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED) or (
+    return _phase(files) in (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED) or (
         newest is not None and newest.ended != ""
     )
 
@@ -178,10 +183,13 @@ def _newest_attempt(files: RunFiles) -> AttemptRecord | None:
 def _progress(files: RunFiles) -> str:
     if files.state is None:
         return " before the first step"
-    # The state of a job on a cluster may be older than its metrics.
-    newest = max(files.curves.get(STEP_SECONDS, ([], []))[0], default=0)
-    progress = files.state.progress
-    return f" at step {max(progress.step, min(newest, progress.total_steps))} of {progress.total_steps}"
+    return f" at step {newest_step(files.state, files.curves)} of {files.state.progress.total_steps}"
+
+
+def newest_step(state: RunState, curves: Curves) -> int:
+    """The newest finished step. The state of a job on a cluster may be older than its metrics."""
+    steps = curves.get(STEP_SECONDS, ([], []))[0]
+    return max(state.progress.step, min(steps[-1] if steps else 0, state.progress.total_steps))
 
 
 def _result(curves: Curves) -> str:
@@ -202,8 +210,7 @@ def _result(curves: Curves) -> str:
 def _failure(files: RunFiles) -> Notice | None:
     state, newest = files.state, _newest_attempt(files)
     code = newest.exit_code if newest is not None else None
-    of_this_attempt = state is not None and (newest is None or state.attempt >= newest.number)
-    if state is not None and of_this_attempt and state.error is not None:
+    if state is not None and state.error is not None and _phase(files) is not None:
         error = state.error
         where = ", ".join(
             f"{what} {value}"
@@ -276,7 +283,8 @@ def _silence(files: RunFiles, now: datetime) -> Notice | None:
 
 def _silent_seconds(files: RunFiles, now: datetime) -> float | None:
     """Seconds since the trainer wrote its state or its metrics, or since the attempt began; None if that is unknown."""
-    times = [files.state.written_at] if files.state is not None else [each.started for each in files.attempts[-1:]]
+    times = [each.started for each in files.attempts[-1:]]
+    times += [files.state.written_at] if files.state is not None else []
     written = [found.timestamp() for found in map(time_of, times) if found is not None]
     # The state of a job on a cluster may be older than its metrics.
     written += finite(files.curves.get("wall_time", ([], [])))[1][-1:]
