@@ -36,7 +36,8 @@ function drawChart(parent, title, unit, lines, options = {}) {
     width: Math.max(200, box.clientWidth), height: options.height || HEIGHT,
     scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, options) } },
     axes: axes(56),
-    cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 } },
+    // `dataIdx`: a curve without a value in this step shows none, and not that of another step.
+    cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 }, dataIdx: (_, __, place) => place },
     legend: { markers: { width: 2, dash: (_, place) => (place && lines[place - 1].dash ? "dashed" : "solid") } },
     hooks: { setCursor: [showNewest], ready: [showNewest] },
     bands: options.bands,
