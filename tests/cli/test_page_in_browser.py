@@ -27,6 +27,7 @@ SCRIPT_TEXTS = [
     "javascript:window.attacked=9",
     "\u001b[31mred\u001b]8;;https://example.com\u0007link\u0000 \u2028 \u2029",
     "\u202egnp.exe\u2066 \u05d0\u05d1 \ud800 \udfff end",
+    "tag\U000e0041 soft\u00ad \U0001f600",
 ]
 
 
@@ -138,7 +139,7 @@ def test_tokens_are_colored_and_explained(browser: Browser, show: Show) -> None:
 
 def test_the_timeline_names_idle_time_and_can_be_enlarged(browser: Browser, show: Show) -> None:
     show(whole_run())
-    assert browser.texts("#timelines tbody tr") == ["main, rank 0\tthe controller's phase reward\t30 ms\t30.0 %"]
+    assert browser.texts("#timelines tbody tr") == ["main, rank 0\tscores\t30 ms\t30.0 %"]
     times = "#timelines .process:first-child text.dim"
     assert [browser.texts(times)[0], browser.texts(times)[-1]] == ["0 ms", "100 ms"]
     browser.click("#timelines button[aria-label='zoom in']")
@@ -166,7 +167,7 @@ def test_text_of_a_model_or_user_never_runs_as_script(browser: Browser, show: Sh
         for index, text in enumerate(SCRIPT_TEXTS)
     ]
     # A run state must be valid Unicode.
-    every = "".join(SCRIPT_TEXTS[:-1])
+    every = "".join(SCRIPT_TEXTS[:-2])
     chat = conversation(SCRIPT_TEXTS, SCRIPT_TEXTS)
     events = timeline()["traceEvents"]
     assert isinstance(events, list)
@@ -201,6 +202,7 @@ def test_text_of_a_model_or_user_never_runs_as_script(browser: Browser, show: Sh
     assert "␛[31mred" in shown
     assert "⟨202E⟩gnp.exe⟨2066⟩ א" in shown
     assert "� � end" in shown
+    assert "tag⟨E0041⟩ soft⟨00AD⟩ 😀" in shown
 
 
 def test_two_runs_share_the_axes(browser: Browser, show: Show, tmp_path: Path) -> None:

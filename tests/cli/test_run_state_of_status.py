@@ -42,7 +42,7 @@ def test_a_running_job_has_its_progress_and_its_checkpoint() -> None:
         ({"result": job_statuses.COMPLETE}, RunPhase.COMPLETE, None, ""),
         ({"result": job_statuses.FAILED}, RunPhase.FAILED, "OutOfMemory", "head: 8Gi"),
         ({"result": job_statuses.FAILED | {"reason": "StoppedByUser"}}, RunPhase.STOPPED, None, ""),
-        ({"suspendedAt": CREATED, "attempts": [job_statuses.ENDED]}, RunPhase.STOPPED, None, ""),
+        ({"suspendedAt": CREATED, "attempts": [job_statuses.ENDED]}, RunPhase.STARTING, None, ""),
         ({"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]}, RunPhase.STARTING, None, ""),
         ({"attempts": [job_statuses.ATTEMPT | {"state": "Provisioning"}]}, RunPhase.STARTING, None, ""),
     ],

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html import unescape
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from rljob_api.conditions import Reason
+from rljob_api.explanations import EXPLANATIONS
 from rljob_cli.errors import CliError
-from rljob_cli.local.view import ViewOptions, page_after_run, view, write_view
-from rljob_page.curves import moving_average, phase_seconds, read_curves, thinned
+from rljob_cli.local.view import ViewOptions, advice_for, page_after_run, view, write_view
 from rljob_page.page import PageOptions, write_page
-from rljob_page.page_data import page_content
+from rljob_page.page_data import Difference, OtherRun, page_content
 from rljob_page.run_files import Json, read_files
 from rljob_page.small_page import MAX_PAGE_BYTES, script_json
 from rljob_page.timelines import read_timeline
-from rljob_page.verdict import Verdict
-from rljob_testing.cli.run_folders import WRITTEN_AT, RunRecord, conversation, sample, samples_of, timeline
+from rljob_testing.cli.run_folders import (
+    WRITTEN_AT,
+    RunRecord,
+    conversation,
+    sample,
+    samples_of,
+    timeline,
+)
 
 Rljob = Callable[..., tuple[int, str, str]]
 RUNNING = {"phase": "Running", "exit_code": None, "num_steps": 12}
@@ -42,43 +50,6 @@ def document(page: Path) -> Json:
     data = json.loads(found[1])
     assert isinstance(data, dict)
     return data
-
-
-def verdict(folder: Path, minutes_later: float = 0) -> Verdict:
-    """The verdict some minutes after the trainer's last state."""
-    return page_content(read_files(folder), now=WRITTEN_AT + timedelta(minutes=minutes_later)).verdict
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        (RunRecord(), "Complete at step 30 of 30: held-out score 0.2 → 0.9"),
-        (RunRecord(**RUNNING), "Running at step 12 of 30: held-out score 0.2 → 0.783"),
-        (RunRecord(phase="Starting", exit_code=None, num_steps=0), "Starting at step 0 of 30: held-out score 0.2"),
-        (RunRecord(**RUNNING, alarms=[CUT_OFF]), "Running with 1 alarm at step 12 of 30: 90 % of the responses were"),
-        (RunRecord(alarms=[CUT_OFF, CUT_OFF]), "Complete with 2 alarms at step 30 of 30: 90 % of the responses were"),
-        (RunRecord(phase="Stopped", exit_code=130, num_steps=12), "Stopped on request at step 12 of 30"),
-        (
-            RunRecord(
-                phase="Failed", exit_code=75, num_steps=4, error={"kind": "WorkerDiedError", "message": "rank 0"}
-            ),
-            "Failed at step 4 of 30: Worker died error",
-        ),
-        (RunRecord(phase="Running", exit_code=137, num_steps=4), "Failed at step 4 of 30: the trainer was killed"),
-    ],
-)
-def test_the_verdict_names_the_state_and_its_number(record: RunRecord, expected: str, tmp_path: Path) -> None:
-    assert verdict(record.write(tmp_path / "run")).title.startswith(expected)
-
-
-def test_a_run_without_news_for_long_makes_no_progress(tmp_path: Path) -> None:
-    folder = RunRecord(**RUNNING).write(tmp_path / "run")
-    assert verdict(folder, minutes_later=4).title.startswith("Running at step 12")
-    silent = verdict(folder, minutes_later=6)
-    assert (silent.title, silent.is_active) == ("No progress at step 12 of 30: silent for 6 min", True)
-    (folder / ".lock").write_text("99999999\n")
-    ended = verdict(folder, minutes_later=6)
-    assert ("its process ended" in ended.title, ended.is_active) == (True, False)
 
 
 def test_an_alarm_comes_first_and_advice_is_for_healthy_runs(tmp_path: Path) -> None:
@@ -102,7 +73,7 @@ def test_the_command_writes_page_and_json_and_prints_the_path(tmp_path: Path, rl
     assert curve["index"] == list(range(1, 31))
     assert len(curve["data"]) == 30
     assert [entry["score"] for entry in data["samples"][:4]] == [0, 1 / 3, 2 / 3, 1]
-    assert data["timelines"]["step-000003"]["processes"][1]["idle"] == {"the controller's phase reward": 30}
+    assert data["timelines"]["step-000003"]["processes"][1]["idle"] == {"scores": 30}
 
 
 def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
@@ -180,12 +151,12 @@ def test_a_half_written_last_line_is_not_an_error_and_damaged_extras_are_named(t
 
 
 def test_a_page_that_would_be_too_large_says_what_was_left_out(tmp_path: Path) -> None:
-    samples = samples_of(400, 30, response="long " * 5000 + "{}")
+    samples = samples_of(300, 30, response="long " * 5000 + "{}")
     folder = RunRecord(num_steps=600, total_steps=600, samples=samples).write(tmp_path / "run")
     page = write_page(read_files(folder))
     assert page.num_bytes <= MAX_PAGE_BYTES
     oldest, curves, texts = page.omitted
-    assert "the 144 oldest samples, those before step" in oldest
+    assert "the 44 oldest samples, those before step" in oldest
     assert "points of the curves" in curves
     assert "parts of 256 texts of samples that have more than 4,000 characters" in texts
     data = document(page.path)
@@ -202,31 +173,12 @@ def test_a_page_stays_small_whatever_a_run_wrote(tmp_path: Path) -> None:
     assert page.omitted[-1].endswith("the conversations with tokens; they are in the folder tokens/")
 
 
-def test_thinned_curves_keep_the_smallest_and_the_largest_value() -> None:
-    values = [float(index % 7) for index in range(10_000)]
-    values[1234], values[5678] = 1000.0, -1000.0
-    steps, kept = thinned((list(range(10_000)), values), 800)
-    assert len(steps) <= 800
-    assert {1000.0, -1000.0} <= set(kept)
-    assert steps == sorted(steps)
-    assert [steps[0], steps[-1]] == [0, 9999]
-    assert [values[step] for step in steps] == kept
-
-
-def test_averages_and_phases_are_those_of_the_steps() -> None:
-    assert moving_average(([1, 2, 3, 4], [1.0, 3.0, 5.0, 7.0]), 2) == ([1, 2, 3, 4], [1.0, 2.0, 4.0, 6.0])
-    lines = [{"step": step, "timing_s/step": 1.0, "timing_s/generate": 0.25 * step} for step in (1, 2, 3)]
-    phases = phase_seconds(read_curves(lines), max_steps=2)
-    assert phases is not None
-    assert phases.steps == [2, 3]
-    assert phases.seconds == {"generation": [0.375, 0.75], "other": [0.625, 0.25]}
-
-
-def test_idle_time_is_named_by_the_phase_of_the_controller() -> None:
+def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
     found = read_timeline(timeline())
     assert found is not None
     controller, worker = found.processes
-    assert (controller.idle, worker.idle) == ({}, {"the controller's phase reward": 30.0})
+    assert (controller.idle, worker.idle) == ({}, {"scores": 30.0})
+    assert "idle: scores" not in [name for name, *_ in worker.spans]
     assert worker.memory[0] == {
         "after": "generate",
         "at": 50,
@@ -234,17 +186,6 @@ def test_idle_time_is_named_by_the_phase_of_the_controller() -> None:
         "peak": 120,
         "process": 500,
     }
-
-
-def test_idle_time_that_the_trainer_has_recorded_is_taken_as_it_is() -> None:
-    document = timeline()
-    events = document["traceEvents"]
-    assert isinstance(events, list)
-    events.append({"ph": "X", "pid": 1, "tid": 0, "name": "idle: scores", "ts": 52_000, "dur": 20_000})
-    found = read_timeline(document)
-    assert found is not None
-    assert found.processes[1].idle == {"scores": 20.0}
-    assert "idle: scores" not in [name for name, *_ in found.processes[1].spans]
 
 
 def test_text_in_the_document_cannot_end_its_script() -> None:
@@ -312,3 +253,101 @@ def test_no_error_of_the_page_reaches_the_end_of_a_run(tmp_path: Path) -> None:
     assert page_after_run(folder).startswith("note: no page was written: ")
     with pytest.raises(CliError):
         write_view(ViewOptions(folder))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"ph": "M", "name": "process_name", "pid": [1], "args": {"name": "x"}},
+        {"ph": "X", "name": "a", "pid": 1, "tid": {}, "ts": 1, "dur": 1},
+        {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": math.inf, "dur": 1},
+        {"ph": "C", "name": "memory (MiB)", "pid": 1, "ts": math.nan, "args": {"a": 1}},
+        {"ph": "C", "name": "memory (MiB)", "pid": 1, "ts": 10**400, "args": {"a": 10**400}},
+    ],
+)
+def test_damaged_events_of_a_timeline_are_skipped(event: Json, tmp_path: Path) -> None:
+    document = timeline()
+    events = document["traceEvents"]
+    assert isinstance(events, list)
+    events.append(event)
+    page = write_page(read_files(RunRecord(timelines={"newest": document}).write(tmp_path / "run")))
+    assert page.omitted == ()
+
+
+def test_a_timeline_with_infinite_sums_is_left_out_with_a_note(tmp_path: Path) -> None:
+    document = timeline()
+    events = document["traceEvents"]
+    assert isinstance(events, list)
+    events += [{"ph": "X", "name": "idle: scores", "pid": 1, "tid": 0, "ts": 0, "dur": 1.7e308}] * 2000
+    page = write_page(read_files(RunRecord(timelines={"newest": document}).write(tmp_path / "run")))
+    assert page.omitted == ("timelines/newest.json is left out, because it is damaged",)
+
+
+def test_numbers_that_no_float_holds_are_no_numbers(tmp_path: Path) -> None:
+    huge = "1" + "0" * 400
+    token = {name: [None] for name in ("isTrained", "isSampled", "trainerLogprob", "age")}
+    chat = {"tokens": {"text": ["a"], "advantage": [10**400], "rolloutLogprob": [math.inf], **token}}
+    tokens: Json = {"step": math.nan, "conversations": [chat]}
+    record = RunRecord(tokens={"training": tokens}, samples=[sample(10**400, "a", "b", 0.5), sample(30, "a", "b", 0.5)])
+    folder = record.write(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 31, "critic/rewards/mean": {huge}, "timing_s/step": {huge}}}\n')
+        file.write(f'{{"step": {huge}, "a": 1}}\n')
+    write_page(read_files(folder))
+    data = document(folder / "view.html")
+    assert data["curves"]["critic/rewards/mean"]["index"][-1] == 30  # type: ignore[call-overload, index]
+    assert data["conversations"]["training"]["step"] is None  # type: ignore[call-overload, index]
+    assert len(data["samples"]) == 1  # type: ignore[arg-type]
+
+
+def test_a_page_for_elsewhere_explains_alarms_and_has_no_paths_of_this_machine(tmp_path: Path) -> None:
+    files = read_files(RunRecord(alarms=[CUT_OFF]).write(tmp_path / "run"))
+    other = OtherRun(read_files(RunRecord().write(tmp_path / "other")), ())
+    write_page(files, PageOptions(output=tmp_path / "elsewhere.html", other=other))
+    text = (tmp_path / "elsewhere.html").read_text()
+    assert str(tmp_path) not in text
+    assert "file://" not in text
+    assert EXPLANATIONS[Reason.RESPONSES_CUT_OFF].advice in unescape(text)
+    write_page(files)
+    assert f"<code>{tmp_path}/run</code>" in (tmp_path / "run" / "view.html").read_text()
+
+
+def test_a_run_without_a_step_is_not_said_to_have_an_old_trainer(tmp_path: Path) -> None:
+    words = "may be too old to do so"
+    for num_steps in (0, 12):
+        record = RunRecord(phase="Running", exit_code=None, num_steps=num_steps, alarms=None)
+        write_page(read_files(record.write(tmp_path / "run")), now=WRITTEN_AT)
+        assert (words in (tmp_path / "run" / "view.html").read_text()) == (num_steps > 0)
+
+
+def test_without_a_job_the_comparison_does_not_say_that_the_specs_are_equal(tmp_path: Path) -> None:
+    this, other = RunRecord().write(tmp_path / "this"), RunRecord().write(tmp_path / "other")
+    (other / "job.yaml").unlink()
+    write_view(ViewOptions(this, against=other))
+    text = (this / "view.html").read_text()
+    assert "both runs have the same spec" not in text
+    assert document(this / "view.html")["against"]["differences"] is None  # type: ignore[call-overload, index]
+
+
+def test_there_is_no_advice_without_a_finished_step(tmp_path: Path) -> None:
+    assert advice_for(read_files(RunRecord(num_steps=0).write(tmp_path / "run"))) == []
+
+
+def test_the_caller_may_know_that_a_stopped_job_goes_on(tmp_path: Path) -> None:
+    folder = RunRecord(phase="Stopped", exit_code=130, num_steps=12).write(tmp_path / "run")
+    page = write_view(ViewOptions(folder, watch=True, goes_on=True))
+    assert page.is_active
+    assert 'data-reload-seconds="5"' in page.path.read_text()
+
+
+@pytest.mark.parametrize("num_letters", [13_000, 17_000])
+def test_a_job_and_a_comparison_count_for_the_size_of_a_page(num_letters: int, tmp_path: Path) -> None:
+    quotes = 'metadata: {annotations: {example.com/x: "' + "<&>'" * 50_000 + '"}, '
+    job = RunRecord().job.replace("metadata: {", quotes, 1)
+    assert job != RunRecord().job
+    record = RunRecord(job=job, samples=samples_of(250, 30, response="y" * num_letters))
+    files = read_files(record.write(tmp_path / "run"))
+    other = OtherRun(files, (Difference("spec", "<" * 100_000, "&" * 100_000),))
+    page = write_page(files, PageOptions(other=other))
+    assert page.num_bytes <= MAX_PAGE_BYTES
+    assert page.omitted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from rljob_page.curves import is_step
 from rljob_page.run_files import Json, is_finite
 
 MAX_TEXT = 200_000
@@ -14,17 +15,14 @@ _TRUNCATED = " … (truncated)"
 
 
 def sample_entries(samples: Iterable[Json]) -> list[Json]:
-    """The samples with the fields that the page shows. Empty fields are left out. `group` is the prompt in samples of
-    older trainers, which record no group."""
+    """The samples with the fields that the page shows. Empty fields are left out."""
     entries = []
     for sample in samples:
-        prompt = text_of(sample.get("prompt"))
-        group = sample.get("group")
         entry: Json = {
             "step": sample.get("step"),
             "kind": text_of(sample.get("kind")),
-            "group": prompt if group is None else text_of(group),
-            "prompt": prompt,
+            "group": text_of(sample.get("group")),
+            "prompt": text_of(sample.get("prompt")),
             "response": text_of(sample.get("response")),
             "answer": text_of(sample.get("answer")),
             "score": sample.get("score") if is_finite(sample.get("score")) else None,
@@ -46,13 +44,13 @@ def conversation_sets(tokens: Mapping[str, Json]) -> tuple[dict[str, Json], list
     sets: dict[str, Json] = {}
     notes = []
     for name, document in tokens.items():
-        entries = document.get("conversations")
+        entries, step = document.get("conversations"), document.get("step")
         found = [_conversation(each) for each in entries] if isinstance(entries, list) else [None]
         damaged = sum(each is None for each in found)
         if damaged:
             notes.append(f"{damaged} damaged conversations of tokens/{name}.json are left out")
         sets[name] = {
-            "step": document.get("step"),
+            "step": step if is_step(step) else None,
             "conversations": [each for each in found if each is not None],
         }
     return sets, notes
@@ -93,7 +91,7 @@ def _conversation(entry: object) -> Json | None:
         "score": entry.get("score") if is_finite(entry.get("score")) else None,
         "outcome": text_of(entry.get("outcome")),
         "tokens": shown,
-        "omittedTokens": sum(each for each in omitted if isinstance(each, int)),
+        "omittedTokens": sum(each for each in omitted if is_step(each)),
     }
 
 
@@ -102,6 +100,4 @@ def _token_value(name: str, value: object) -> object:
         return text_of(value)
     if name in ("isTrained", "isSampled"):
         return value is True
-    if not isinstance(value, int | float) or not is_finite(value):
-        return None
-    return round(value, 4)
+    return round(value, 4) if is_finite(value) else None

@@ -1,24 +1,35 @@
-"""The curves of a run from the lines of its metrics.jsonl, thinned to what a screen can show; and the charts of the
+"""The curves of a run from the rows of its metrics.jsonl, thinned to what a screen can show; and the charts of the
 page with their lines.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeGuard
 
-from rljob_page.run_files import MetricsLine
-
-Points = tuple[list[int], list[float]]
-"""Steps in ascending order, and the value of each step."""
+Points = tuple[Sequence[int], Sequence[float]]
+"""Steps in ascending order, and the value of each step; NaN for a value that was not finite."""
 Curves = Mapping[str, Points]
 
 REWARD_MEAN = "critic/rewards/mean"
 STEP_SECONDS = "timing_s/step"
 EVAL_GREEDY, EVAL_SAMPLED = "eval/greedy_score", "eval/sampled_score"
 MAX_METRICS = 400
-"""The largest number of metrics of which curves are made; a loss of the user's own may report any number."""
+"""The largest number of metrics on the page; a loss of the user's own may report any number."""
+_MAX_STEP = 2**53
+"""The page's script and other readers of JSON represent smaller whole numbers exactly."""
+MAX_NUMBER = 2**63
+"""Larger whole numbers do not count as numbers; not all of them can be represented as float."""
+MAX_LINES = 8
+"""The largest number of lines of a chart, and of charts of evaluations."""
+EVAL_PREFIX = "eval/"
+_MAX_NAME = 200
+"""Metrics with longer names are not shown."""
 PHASES = {
     "weight_sync": "weights to the rollout engine",
     "generate": "generation",
@@ -58,11 +69,6 @@ class Chart:
 
 CHARTS = (
     Chart("Training reward", "mean score", (ChartLine(REWARD_MEAN, "reward", is_averaged=True),)),
-    Chart(
-        "Held-out score",
-        "mean score",
-        (ChartLine(EVAL_GREEDY, "greedy"), ChartLine(EVAL_SAMPLED, "sampled")),
-    ),
     Chart(
         "KL divergence",
         "nats per token",
@@ -115,39 +121,141 @@ CHARTS = (
 )
 
 
-def read_curves(lines: Iterable[MetricsLine]) -> dict[str, Points]:
-    """The values of every metric, by name. If a step has several values, the last one counts."""
-    by_name: dict[str, dict[int, float]] = {}
-    for line in lines:
-        step = line.get("step")
-        if type(step) is not int:
+def charts_of(names: Iterable[str]) -> tuple[Chart, ...]:
+    """The charts for the metrics with these names: those of every run, and one for each evaluation."""
+    reward, *others = CHARTS
+    return (reward, *_evaluation_charts(names), *others)
+
+
+def _evaluation_charts(names: Iterable[str]) -> list[Chart]:
+    """`eval/greedy_score` is in the chart of all evaluations, `eval/NAME/METRIC` in that of NAME."""
+    scores: dict[str, list[ChartLine]] = {}
+    shares: list[ChartLine] = []
+    for metric in names:
+        if metric.startswith(EVAL_PREFIX) and len(metric) <= _MAX_NAME:
+            group, _, name = metric.removeprefix(EVAL_PREFIX).rpartition("/")
+            if metric.endswith("_fraction"):
+                label = metric.removeprefix(EVAL_PREFIX).removesuffix("_fraction").replace("_", " ")
+                shares.append(ChartLine(metric, label))
+            else:
+                scores.setdefault(group.removesuffix("_score"), []).append(
+                    ChartLine(metric, name.removesuffix("_score"))
+                )
+    charts = [
+        Chart(f"Held-out score{f', {group}' if group else ''}", "mean score", tuple(lines[:MAX_LINES]))
+        for group, lines in list(scores.items())[:MAX_LINES]
+    ]
+    if shares:
+        charts.append(Chart("Held-out responses", "share of responses", tuple(shares[:MAX_LINES]), is_share=True))
+    return charts
+
+
+def held_out_scores(curves: Curves) -> dict[str, str]:
+    """The metrics with the scores of the evaluations, by the names of these scores: `greedy`, `NAME/METRIC`. Only those
+    with the shortest paths; others are parts of them."""
+    found = [
+        name
+        for name in curves
+        if name.startswith(EVAL_PREFIX) and not name.endswith("_fraction") and len(name) <= _MAX_NAME
+    ]
+    depth = min((name.count("/") for name in found), default=0)
+    return {name.removeprefix(EVAL_PREFIX).removesuffix("_score"): name for name in found if name.count("/") == depth}
+
+
+def shown_metrics(curves: Curves, charts: Iterable[Chart]) -> list[str]:
+    """The names of the metrics on the page: those of the charts, then others, at most `MAX_METRICS`."""
+    first = [line.metric for chart in charts for line in chart.lines if line.metric in curves]
+    names = dict.fromkeys([*first, *(name for name in curves if name != "wall_time")])
+    return [name for name in names if len(name) <= _MAX_NAME][:MAX_METRICS]
+
+
+def curves_of(rows: Iterable[Mapping[str, object]]) -> dict[str, Points]:
+    """The values of every metric, by name, from rows with their `step`. If a step has several values, the last one
+    counts. A value that was not finite is NaN (the trainer writes null for it); values that are no numbers are left
+    out. Values are kept in arrays, because a long run has millions."""
+    columns: dict[str, tuple[array[int], array[float]]] = {}
+    for row in rows:
+        step = row.get("step")
+        if not is_step(step):
             continue
-        for name, value in line.items():
-            if name in by_name:
-                by_name[name][step] = value
-            elif len(by_name) < MAX_METRICS and name not in ("step", "wall_time"):
-                by_name[name] = {step: value}
-    # A resumed run repeats no step, so the points are usually in order already.
-    return {name: _sorted(points) for name, points in by_name.items()}
+        for name, value in row.items():
+            # `type` is faster than isinstance, and excludes bool.
+            kind = type(value)
+            if kind is float:
+                number = value if math.isfinite(value) else math.nan  # type: ignore[arg-type]
+            elif value is None:
+                number = math.nan
+            elif kind is int and -MAX_NUMBER < value < MAX_NUMBER and name != "step":  # type: ignore[operator]
+                number = float(value)  # type: ignore[arg-type]
+            else:
+                continue
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = (array("q"), array("d"))
+            column[0].append(step)
+            column[1].append(number)  # type: ignore[arg-type]
+    return {name: _ascending(*column) for name, column in columns.items()}
 
 
-def _sorted(points: Mapping[int, float]) -> Points:
-    steps = sorted(points)
-    return steps, [points[step] for step in steps]
+def is_step(value: object) -> TypeGuard[int]:
+    """Whether a value of a JSON document is the number of a step."""
+    return type(value) is int and 0 <= value < _MAX_STEP
+
+
+def _ascending(steps: array[int], values: array[float]) -> Points:
+    # A resumed run repeats no step, so the steps are usually in order already.
+    if not any(map(operator.ge, steps, islice(steps, 1, None))):
+        return steps, values
+    points = sorted(dict(zip(steps, values, strict=True)).items())
+    return array("q", (step for step, _ in points)), array("d", (value for _, value in points))
+
+
+def lines_of(curves: Curves) -> tuple[dict[str, float], ...]:
+    """The finite metrics of each step by name, with `step` among them."""
+    lines: dict[int, dict[str, float]] = {}
+    for name, points in curves.items():
+        for step, value in zip(*finite(points), strict=True):
+            lines.setdefault(step, {"step": step})[name] = value
+    return tuple(lines[step] for step in sorted(lines))
+
+
+def finite(points: Points) -> Points:
+    """The points that are not NaN."""
+    steps, values = points
+    if not any(map(math.isnan, values)):
+        return points
+    kept = [index for index, value in enumerate(values) if not math.isnan(value)]
+    return [steps[index] for index in kept], [values[index] for index in kept]
+
+
+def not_finite_since(points: Points) -> int | None:
+    """The first step of the values up to the newest that are all NaN; None if the newest value is finite."""
+    found = None
+    for step, value in zip(reversed(points[0]), reversed(points[1]), strict=True):
+        if not math.isnan(value):
+            break
+        found = step
+    return found
 
 
 def thinned(points: Points, max_points: int) -> Points:
-    """At most `max_points` points: the smallest and the largest value of each of `max_points / 2` equal parts, so that
-    no peak is lost. The first and the last point are kept."""
+    """At most `max_points` points: the smallest and the largest value of each of equally long parts, so that no peak is
+    lost, and the first NaN of each part. The first and the last point are kept."""
     steps, values = points
     if len(steps) <= max_points:
         return points
-    num_buckets = max(1, (max_points - 2) // 2)
+    has_gaps = any(map(math.isnan, values))
+    num_buckets = max(1, (max_points - 2) // (3 if has_gaps else 2))
     kept = {0, len(steps) - 1}
     for number in range(num_buckets):
         begin, end = number * len(steps) // num_buckets, (number + 1) * len(steps) // num_buckets
         bucket = values[begin:end]
-        kept |= {begin + bucket.index(min(bucket)), begin + bucket.index(max(bucket))}
+        gap = next((index for index, value in enumerate(bucket) if math.isnan(value)), None) if has_gaps else None
+        if gap is not None:
+            kept.add(begin + gap)
+        numbers = bucket if gap is None else [value for value in bucket if not math.isnan(value)]
+        if numbers:
+            kept |= {begin + bucket.index(min(numbers)), begin + bucket.index(max(numbers))}
     order = sorted(kept)
     return [steps[index] for index in order], [values[index] for index in order]
 
@@ -158,8 +266,8 @@ def averaging_window(num_steps: int) -> int:
 
 
 def moving_average(points: Points, window: int) -> Points:
-    """The mean of the last `window` values at each point; of fewer values at the beginning."""
-    steps, values = points
+    """The mean of the last `window` finite values at each point; of fewer values at the beginning."""
+    steps, values = finite(points)
     averages, total = [], 0.0
     for index, value in enumerate(values):
         total += value - (values[index - window] if index >= window else 0.0)
@@ -178,13 +286,13 @@ class PhaseSeconds:
 
 def phase_seconds(curves: Curves, max_steps: int) -> PhaseSeconds | None:
     """The seconds of the phases of each step; None if no step has finished."""
-    if STEP_SECONDS not in curves:
+    steps, totals = finite(curves.get(STEP_SECONDS, ([], [])))
+    if not steps:
         return None
-    steps, totals = curves[STEP_SECONDS]
     by_phase = {}
     for key, name in PHASES.items():
         if f"timing_s/{key}" in curves:
-            seconds = dict(zip(*curves[f"timing_s/{key}"], strict=True))
+            seconds = dict(zip(*finite(curves[f"timing_s/{key}"]), strict=True))
             by_phase[name] = [max(0.0, seconds.get(step, 0.0)) for step in steps]
     # `rollout` includes generation and weight sync; what else it does counts as other.
     named = [math.fsum(row) for row in zip(*by_phase.values(), strict=True)] if by_phase else [0.0] * len(steps)

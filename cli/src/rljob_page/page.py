@@ -36,8 +36,8 @@ SCRIPTS = ("elements.js", "charts.js", "samples.js", "tokens.js", "timeline.js",
 """The page's own scripts. They share one scope."""
 CHART_SCRIPT = "uPlot.iife.min.js"
 _ASSETS = Path(__file__).parent / "assets"
-_RESERVE_BYTES = 64 * 2**10
-"""For the template with the verdict's texts."""
+_RESERVE_BYTES = 8 * 2**10
+"""For the notes about what was left out."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class PageOptions:
     """What `write_page` writes, and where."""
 
     output: Path | None = None
-    """None for `view.html` in the run's folder."""
+    """None for `view.html` in the run's folder. A page elsewhere may be passed on, so it has no paths of this
+    machine."""
     json_file: Path | None = None
     """Where the page's document is written as JSON; None for nowhere."""
     other: OtherRun | None = None
@@ -54,6 +55,8 @@ class PageOptions:
     """Lines with suggestions that make steps shorter; shown if the run has nothing to fix."""
     reload_seconds: int | None = None
     """How often the open page reloads itself while the run goes on; None for never."""
+    goes_on: bool | None = None
+    """Whether the run goes on, if the caller knows more than the run's files say."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,11 @@ def write_page(
     Example: `write_page(read_files(Path("runs/x")))`
     """
     options = options or PageOptions()
-    content = page_content(files, options.other, options.advice, now)
-    page = html_of(content, options.reload_seconds, max_bytes)
+    has_paths = options.output is None
+    content = page_content(files, options.other, options.advice, now, has_paths=has_paths)
+    is_active = content.verdict.is_active if options.goes_on is None else options.goes_on
+    docs_folder = _docs_folder() if has_paths else ""
+    page = html_of(content, options.reload_seconds if is_active else None, docs_folder, max_bytes)
     output = options.output or files.folder / PAGE_FILE_NAME
     _write(output, page)
     if options.json_file is not None:
@@ -85,28 +91,34 @@ def write_page(
         _write(options.json_file, json.dumps(content.data, allow_nan=False).encode())
     omitted = content.data["omitted"]
     assert isinstance(omitted, list)
-    return WrittenPage(output.absolute(), len(page), tuple(omitted), content.verdict.is_active)
+    return WrittenPage(output.absolute(), len(page), tuple(omitted), is_active)
 
 
-def html_of(content: PageContent, reload_seconds: int | None, max_bytes: int) -> bytes:
+def html_of(content: PageContent, reload_seconds: int | None, docs_folder: str, max_bytes: int) -> bytes:
     """The page. Removes parts of the document until the page has at most `max_bytes` bytes."""
     style, script = _joined(STYLES), _script()
-    notes = fit(content.data, max_bytes - len((style + script).encode()) - _RESERVE_BYTES)
-    _omitted(content.data).extend(
-        f"left out, so that the page stays below {max_bytes / 2**20:.2g} MiB: {note}" for note in notes
-    )
     environment = Environment(loader=PackageLoader("rljob_page", "assets"), autoescape=True, undefined=StrictUndefined)
     environment.filters["printable"] = printable
-    text = environment.get_template("page.html.jinja").render(
-        data=content.data,
-        document=script_json(content.data),
-        policy=_policy(style, script),
-        style=style,
-        script=script,
-        reload_seconds=reload_seconds if content.verdict.is_active else None,
-        docs_folder=_docs_folder(),
+    template = environment.get_template("page.html.jinja")
+
+    def rendered(document: str) -> bytes:
+        text = template.render(
+            data=content.data,
+            document=document,
+            policy=_policy(style, script),
+            style=style,
+            script=script,
+            reload_seconds=reload_seconds,
+            docs_folder=docs_folder,
+        )
+        return text.encode("utf-8", errors="replace")
+
+    # The template has some parts of the document a second time, and escaped: the verdict, the job, the comparison.
+    notes = fit(content.data, lambda: max_bytes - len(rendered("")) - _RESERVE_BYTES)
+    _omitted(content.data).extend(
+        f"the page is limited to {max_bytes / 2**20:.2g} MiB, so it lacks {note}" for note in notes
     )
-    return text.encode("utf-8", errors="replace")
+    return rendered(script_json(content.data))
 
 
 def _policy(style: str, script: str) -> str:
@@ -135,7 +147,7 @@ def _digest(text: str) -> str:
 
 
 def _docs_folder() -> str:
-    """URL of the docs, if the page is made from a clone of the repository; else empty, and links are plain text."""
+    """URL of the docs, if the page is made from a clone of the repository; else empty, and the page names the file."""
     folder = Path(__file__).absolute().parents[3] / "docs"
     return folder.as_uri() if folder.is_dir() else ""
 

@@ -22,6 +22,7 @@ from rljob_api.run_state import RunState
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.job import RLJob
+from rljob_page.curves import MAX_NUMBER, Curves, curves_of, is_step
 from rljob_page.errors import PageError
 
 JOB_FILE_NAME = "job.yaml"
@@ -33,8 +34,8 @@ LOCK_FILE_NAME = ".lock"
 TOKENS_FOLDER_NAME, TIMELINES_FOLDER_NAME = "tokens", "timelines"
 MAX_SAMPLES = 5000
 """The newest samples of a run that are read."""
-_MAX_SAMPLES_BYTES = 64 * 2**20
-"""The largest part of `samples.jsonl` that is read, from its end."""
+_MAX_SAMPLES_BYTES = 8 * 2**20
+"""The largest part of `samples.jsonl` that is read, from its end. A page has at most 5 MiB."""
 _MAX_FILE_BYTES = 16 * 2**20
 """The largest size of a timeline or a file of tokens that is read."""
 _MAX_TIMELINES = 4
@@ -62,8 +63,8 @@ class RunFiles:
     job: RLJob | None
     """The job as it ran; None if the folder has only files of the trainer."""
     state: RunState | None
-    metrics: tuple[MetricsLine, ...]
-    """The numeric metrics of each line of metrics.jsonl, by name. `step` and `wall_time` are among them."""
+    curves: Curves
+    """The metrics of metrics.jsonl, by name. `wall_time` is among them."""
     samples: tuple[Json, ...]
     """The newest samples, oldest first."""
     tokens: Mapping[str, Json]
@@ -100,7 +101,7 @@ def read_files(folder: Path) -> RunFiles:
         folder=folder,
         job=read_job(folder),
         state=read_state(folder / RUN_STATE_FILE_NAME),
-        metrics=read_metrics(folder / METRICS_FILE_NAME),
+        curves=curves_of(_metrics_rows(folder / METRICS_FILE_NAME)),
         samples=tuple(_samples(folder / SAMPLES_FILE_NAME, notes)),
         tokens=dict(_documents(sorted((folder / TOKENS_FOLDER_NAME).glob("*.json")), notes)),
         timelines=dict(_documents(_newest_timelines(folder / TIMELINES_FOLDER_NAME), notes)),
@@ -141,7 +142,11 @@ def read_state(file: Path) -> RunState | None:
 def read_metrics(file: Path) -> tuple[MetricsLine, ...]:
     """The finite numbers of each line; empty if the file does not exist. The last line is skipped if it is incomplete,
     because the run may still be writing it. Raises PageError."""
-    found: list[MetricsLine] = []
+    return tuple({name: value for name, value in row.items() if is_finite(value)} for row in _metrics_rows(file))
+
+
+def _metrics_rows(file: Path) -> Iterator[Json]:
+    """The content of each line; the last line is skipped if it is incomplete. Raises PageError."""
     fault = ""
     try:
         with file.open("rb") as lines:
@@ -154,19 +159,19 @@ def read_metrics(file: Path) -> tuple[MetricsLine, ...]:
                     fault = f"{file}: line {number} is not valid JSON ({_one_line(error)}); remove the line"
                     continue
                 if isinstance(row, dict):
-                    found.append({name: value for name, value in row.items() if is_finite(value)})
+                    yield row
     except FileNotFoundError:
-        return ()
+        return
     except OSError as error:
         raise PageError(f"{file}: cannot be read ({_one_line(error)}); check the file") from None
-    return tuple(found)
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
     """Whether a value of a JSON document is a finite number."""
-    # `type` is faster than isinstance, and excludes bool. A long run has millions of values.
     kind = type(value)
-    return kind is int or (kind is float and math.isfinite(value))  # type: ignore[arg-type]
+    if kind is int:
+        return -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
+    return kind is float and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def attempt_rows(file: Path) -> Iterator[tuple[int, Json]]:
@@ -235,7 +240,7 @@ def _samples(file: Path, notes: list[str]) -> Iterator[Json]:
         except (ValueError, RecursionError):
             num_damaged += bool(line.strip()) and line is not last
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+        if isinstance(row, dict) and is_step(row.get("step")):
             yield row
         else:
             num_damaged += 1

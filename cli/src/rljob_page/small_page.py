@@ -1,12 +1,13 @@
 """Keeps a page below its largest size: removes parts of the document in a fixed order, and says what was left out.
 
-1. the oldest samples, 2. points of the curves, 3. the ends of long texts, 4. timelines, conversations with tokens and
-all samples.
+1. the oldest samples, 2. points of the curves, 3. the middle of long texts, 4. timelines, 5. conversations with tokens,
+6. all samples, 7. the job, 8. the fields that differ between two runs, 9. all curves.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 
@@ -15,7 +16,7 @@ from rljob_page.run_files import Json
 
 MAX_PAGE_BYTES = 5 * 2**20
 _LEAST_SAMPLES = 256
-"""So many samples stay, as long as something else can be left out."""
+"""At least this many samples stay while other parts can still be removed."""
 _LEAST_POINTS = 200
 _TEXT_LIMITS = (20_000, 4_000, 1_000, 200)
 _UNPAIRED = re.compile("[\ud800-\udfff]")
@@ -36,20 +37,23 @@ def size_of(value: object) -> int:
     return len(script_json(value).encode())
 
 
-def fit(data: Json, max_bytes: int) -> list[str]:
-    """Removes parts of `data` in place until it has at most `max_bytes` bytes. Returns what was left out, in words."""
+def fit(data: Json, limit: Callable[[], int]) -> list[str]:
+    """Removes parts of `data` in place until it has at most `limit()` bytes, which may grow with each removed part.
+    Returns what was left out, in words."""
     notes: list[str] = []
     stages: list[Callable[[Json, int], Iterator[str]]] = [
         lambda data, excess: _drop_samples(data, excess, _LEAST_SAMPLES),
         lambda data, _: _thin_curves(data),
-        lambda data, _: _shorten_texts(data, max_bytes),
+        lambda data, excess: _shorten_texts(data, size_of(data) - excess),
         lambda data, _: _clear(data, "timelines", "the timelines; they are in the folder timelines/"),
         lambda data, _: _clear(data, "conversations", "the conversations with tokens; they are in the folder tokens/"),
         lambda data, excess: _drop_samples(data, excess, 0),
         lambda data, _: _clear(data, "spec", "the job; it is in resolved.yaml"),
+        lambda data, _: _clear_differences(data),
+        lambda data, _: _clear_curves(data),
     ]
     for stage in stages:
-        excess = size_of(data) - max_bytes
+        excess = size_of(data) - limit()
         if excess <= 0:
             break
         notes += stage(data, excess)
@@ -72,16 +76,37 @@ def _drop_samples(data: Json, excess: int, least: int) -> Iterator[str]:
 
 def _thin_curves(data: Json) -> Iterator[str]:
     """Thins the curves of both runs."""
-    against, is_thinned = data.get("against"), False
-    for part in (data, *([against] if isinstance(against, dict) else [])):
+    is_thinned = False
+    for part in _runs(data):
         curves = part["curves"]
         assert isinstance(curves, dict)
         for points in curves.values():
             is_thinned |= len(points["index"]) > _LEAST_POINTS
-            points["index"], points["data"] = thinned((points["index"], points["data"]), _LEAST_POINTS)
+            values = [math.nan if value is None else value for value in points["data"]]
+            points["index"], remaining = thinned((points["index"], values), _LEAST_POINTS)
+            points["data"] = [None if math.isnan(value) else value for value in remaining]
     if is_thinned:
         kept = f"each has at most {_LEAST_POINTS}, with the smallest and the largest values"
         yield f"points of the curves: {kept}; all are in metrics.jsonl"
+
+
+def _runs(data: Json) -> list[Json]:
+    """The parts with the curves of each run."""
+    against = data.get("against")
+    return [data, against] if isinstance(against, dict) else [data]
+
+
+def _clear_differences(data: Json) -> Iterator[str]:
+    for part in _runs(data)[1:]:
+        part["differences"] = None
+        yield "the fields that differ; `diff` of both resolved.yaml shows them"
+
+
+def _clear_curves(data: Json) -> Iterator[str]:
+    for part in _runs(data):
+        part["curves"] = {}
+        part["averages"] = {"window": 0, "curves": {}}
+    yield "the curves; they are in metrics.jsonl"
 
 
 def _shorten_texts(data: Json, max_bytes: int) -> Iterator[str]:

@@ -1,32 +1,28 @@
 """What each process did during a step, from a timeline of the run: the spans of each process, the memory at the
-boundaries of the step, and how long each worker was idle, by what the controller did in that time.
+boundaries of the step, and how long each worker was idle, by what it waited for.
 
-The trainer records when a worker is idle, and what it waits for, as spans whose names begin with `idle: `. Without them
-(timelines of older trainers), a worker counts as idle while none of its threads runs a call, and the controller's phase
-says what it waits for.
+The trainer records when a worker is idle, and what it waits for, as spans whose names begin with `idle: `.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from rljob_page.run_files import Json, is_finite
 
 MEMORY_TRACK, PEAK_TRACK, PROCESS_TRACK = "memory (MiB)", "peak of memory (MiB)", "process memory (MiB)"
 """Names of the counters of every worker process."""
 MAX_PROCESSES = 32
-"""Processes that are shown; their idle time is computed for these only."""
+"""Processes that are shown."""
 MAX_SPANS = 600
 """Spans of a process that are shown; the shortest are left out."""
 IDLE_PREFIX = "idle: "
 """Begins the names of the spans in which a worker waits."""
-BETWEEN_CALLS = "the controller"
 _MAX_DEPTH = 6
 
-Interval = tuple[float, float]
-"""Begin and end in milliseconds."""
+Spans = Sequence[tuple[str, str, float, float]]
+"""Thread, name, begin and duration in milliseconds."""
 
 
 @dataclass
@@ -62,81 +58,54 @@ def read_timeline(document: Json) -> Timeline | None:
     events = [event for event in entries if isinstance(event, dict)] if isinstance(entries, list) else []
     names = {}
     for event in events:
-        arguments = event.get("args")
-        if event.get("name") == "process_name" and isinstance(arguments, dict):
-            names[event.get("pid")] = str(arguments.get("name", ""))
+        arguments, pid = event.get("args"), event.get("pid")
+        if event.get("name") == "process_name" and isinstance(arguments, dict) and isinstance(pid, int | str):
+            names[pid] = str(arguments.get("name", ""))
     shown = list(names)[:MAX_PROCESSES]
     spans = {pid: list(_spans(event for event in events if event.get("pid") == pid)) for pid in shown}
     if not any(spans.values()):
         return None
     end = max(begin + length for found in spans.values() for _, _, begin, length in found)
-    controller = next((pid for pid in shown if names[pid] == "controller"), None)
-    phases = [(name, begin, begin + length) for _, name, begin, length in spans.get(controller, ())]
-    has_waits = any(name.startswith(IDLE_PREFIX) for found in spans.values() for _, name, _, _ in found)
     processes = []
     for pid in shown:
         process = Process(names[pid], memory=list(_memory(event for event in events if event.get("pid") == pid)))
         calls = [span for span in spans[pid] if not span[1].startswith(IDLE_PREFIX)]
-        waits = [
+        process.idle_spans = [
             (name.removeprefix(IDLE_PREFIX), begin, length)
             for _, name, begin, length in spans[pid]
             if name.startswith(IDLE_PREFIX)
         ]
         process.spans, process.omitted_spans = _rows(calls)
-        if pid != controller:
-            process.idle_spans = waits if has_waits else list(_idle(calls, phases, end))
-            process.idle = _by_cause(process.idle_spans)
+        process.idle = _by_cause(process.idle_spans)
         processes.append(process)
     return Timeline(end, processes, len(names) - len(shown))
 
 
-def _spans(events: Iterable[Json]) -> Iterator[tuple[object, str, float, float]]:
-    """Thread, name, begin and duration in milliseconds of each complete event."""
+def _spans(events: Iterable[Json]) -> Iterator[tuple[str, str, float, float]]:
+    """Each complete event."""
     for event in events:
         begin, length = event.get("ts"), event.get("dur")
         if event.get("ph") == "X" and is_finite(begin) and is_finite(length):
-            yield event.get("tid"), str(event.get("name", "")), begin / 1000, max(0.0, length / 1000)
+            yield str(event.get("tid")), str(event.get("name", "")), begin / 1000, max(0.0, length / 1000)
 
 
-def _rows(spans: Sequence[tuple[object, str, float, float]]) -> tuple[list[tuple[str, float, float, int]], int]:
+def _rows(spans: Spans) -> tuple[list[tuple[str, float, float, int]], int]:
     """The longest spans with their rows, and how many are left out. Each thread has rows of its own: one for each level
     of calls within calls."""
     longest = sorted(spans, key=lambda span: -span[3])[:MAX_SPANS]
+    by_thread: dict[str, list[tuple[str, str, float, float]]] = {}
+    for span in sorted(longest, key=lambda span: (span[2], -span[3])):
+        by_thread.setdefault(span[0], []).append(span)
     placed: list[tuple[str, float, float, int]] = []
     first_row = 0
     for thread in dict.fromkeys(span[0] for span in spans):
         ends: list[float] = []
-        for _, name, begin, length in sorted(
-            (span for span in longest if span[0] == thread), key=lambda span: (span[2], -span[3])
-        ):
+        for _, name, begin, length in by_thread.get(thread, ()):
             row = next((index for index, end in enumerate(ends) if begin >= end), len(ends))
             ends[row : row + 1] = [begin + length]
             placed.append((name, begin, length, first_row + min(row, _MAX_DEPTH - 1)))
         first_row += min(len(ends), _MAX_DEPTH)
     return placed, len(spans) - len(longest)
-
-
-def _idle(
-    spans: Sequence[tuple[object, str, float, float]], phases: Sequence[tuple[str, float, float]], end: float
-) -> Iterator[tuple[str, float, float]]:
-    """The gaps between the spans of a worker, each cut where a phase of the controller begins or ends."""
-    for begin, stop in _gaps(((begin, begin + length) for _, _, begin, length in spans), end):
-        cuts = sorted({begin, stop, *(cut for _, *both in phases for cut in both if begin < cut < stop)})
-        for first, last in pairwise(cuts):
-            middle = (first + last) / 2
-            cause = next((name for name, start, until in phases if start <= middle < until), None)
-            yield BETWEEN_CALLS if cause is None else f"the controller's phase {cause}", first, last - first
-
-
-def _gaps(busy: Iterable[Interval], end: float) -> Iterator[Interval]:
-    """The parts of 0 to `end` that no interval covers."""
-    reached = 0.0
-    for begin, stop in sorted(busy):
-        if begin > reached:
-            yield reached, begin
-        reached = max(reached, stop)
-    if reached < end:
-        yield reached, end
 
 
 def _by_cause(idle: Iterable[tuple[str, float, float]]) -> dict[str, float]:
@@ -162,7 +131,7 @@ def _memory(events: Iterable[Json]) -> Iterator[Json]:
             at = event.get("ts")
             mark = {
                 "after": str(event.get("cat", "")),
-                "at": at / 1000 if isinstance(at, int | float) else 0.0,
+                "at": at / 1000 if is_finite(at) else 0.0,
                 "owners": {name: value for name, value in numbers.items() if value},
             }
         elif mark and numbers and event.get("name") in (PEAK_TRACK, PROCESS_TRACK):

@@ -65,7 +65,7 @@ def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
             return RunPhase.COMPLETE, None
         return _ended(end.reason, end.message)
     if job.status.suspended_at is not None:
-        return RunPhase.STOPPED, None
+        return RunPhase.STARTING, None
     if following is not None:
         return RunPhase.STARTING, None
     return _PHASES.get(newest.state if newest is not None else "", RunPhase.STARTING), None

@@ -42,11 +42,11 @@ def view_job(
         with viewed_job(connect(selected), name, image, console, clock) as viewed:
             of_copy = replace(options, folder=viewed.folder)
             goes_on = viewed.refresh()
-            print_page(write_view(of_copy), console)
+            print_page(write_view(replace(of_copy, goes_on=goes_on)), console)
             while options.watch and goes_on:
                 clock.sleep(WATCH_SECONDS)
                 goes_on = viewed.refresh()
-                write_view(of_copy)
+                write_view(replace(of_copy, goes_on=goes_on))
             return 0
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob.differences import differing_values
-from rljob.plain_text import one_line
 from rljob_api.constants import ExitCode
 from rljob_api.job_file import HIDDEN_VALUE
 from rljob_api.v1alpha1.job import RLJob
@@ -39,6 +38,8 @@ class ViewOptions:
     """None for `view.html` in the run's folder."""
     json_file: Path | None = None
     watch: bool = False
+    goes_on: bool | None = None
+    """Whether the job goes on, if the caller knows more than the run's files say."""
 
 
 def view(options: ViewOptions, console: Console, wait: Callable[[float], None] = time.sleep) -> int:
@@ -74,6 +75,7 @@ def write_view(options: ViewOptions) -> WrittenPage:
                 other=other,
                 advice=advice_for(files),
                 reload_seconds=_RELOAD_SECONDS if options.watch else None,
+                goes_on=options.goes_on,
             ),
         )
     except PageError as error:
@@ -100,9 +102,9 @@ def _next_page(options: ViewOptions, wait: Callable[[float], None]) -> WrittenPa
 
 
 def advice_for(files: RunFiles) -> list[str]:
-    """The advice of `rljob plan --from-run` for a run on this machine, as lines. Sends no request. One line with the
-    reason if there is none."""
-    if not files.metrics or files.job is None:
+    """The advice of `rljob plan --from-run` for a run on this machine, as lines. Sends no request. Empty if there is
+    none, for example because the shape of the model is not known on this machine."""
+    if not files.curves or files.job is None:
         return []
     # Runs without steps do not need the planner.
     from rljob_cli.plan.from_run import report_of
@@ -114,24 +116,25 @@ def advice_for(files: RunFiles) -> list[str]:
     try:
         report = report_of(record_of(files), PlanOptions(offline=True))
         return [line.plain for line in advice_lines(report)]
-    except (CliError, PlanError) as error:
-        return [f"No advice: {one_line(error)}", f"Try: rljob plan --from-run {files.folder}"]
+    except (CliError, PlanError):
+        return []
 
 
 def _other_run(files: RunFiles, folder: Path) -> OtherRun:
     """The run to compare with. Raises PageError."""
     other = read_files(folder)
-    return OtherRun(other, tuple(_differences(files.job, other.job)))
+    return OtherRun(other, _differences(files.job, other.job))
 
 
-def _differences(this: RLJob | None, other: RLJob | None) -> list[Difference]:
-    """The fields that differ. Values of environment variables may be secret, so they are not shown."""
+def _differences(this: RLJob | None, other: RLJob | None) -> tuple[Difference, ...] | None:
+    """The fields that differ; None if there is no job. Values of environment variables may be secret, so they are not
+    shown."""
     if this is None or other is None:
-        return []
-    return [
+        return None
+    return tuple(
         Difference(field, *((HIDDEN_VALUE, HIDDEN_VALUE) if field.partition("[")[0] == "spec.env" else values))
         for field, *values in differing_values(this.spec, other.spec)
-    ]
+    )
 
 
 def print_page(page: WrittenPage, console: Console) -> None:

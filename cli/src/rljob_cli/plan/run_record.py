@@ -13,6 +13,7 @@ from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
 from rljob_cli.local.run_folder import RunFolder
+from rljob_page.curves import lines_of
 from rljob_page.errors import PageError
 from rljob_page.run_files import JOB_FILE_NAME, METRICS_FILE_NAME, RunFiles, read_job, read_metrics
 from rljob_planner.advice.run_facts import MetricsLine
@@ -43,7 +44,7 @@ def read_run(folder: Path) -> RunRecord:
 
 def record_of(files: RunFiles) -> RunRecord:
     """The record of a run whose files were read before. Raises CliError as `read_run`."""
-    return _record(files.folder, files.job, files.metrics, files.state)
+    return _record(files.folder, files.job, lines_of(files.curves), files.state)
 
 
 def _record(folder: Path, job: RLJob | None, lines: tuple[MetricsLine, ...], state: RunState | None) -> RunRecord:

@@ -3,12 +3,13 @@ const PALETTE = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 const HEIGHT = 210;
 const drawn = [];
 
-// Joins curves to the shape of uPlot: steps of any of them, then the values of each (null where it has none).
+// Joins curves to the shape of uPlot: steps of any of them, then the values of each: undefined where it has none, which
+// its line spans, and null where it is not finite, which is a gap.
 function joined(curves) {
   const steps = [...new Set(curves.flatMap((curve) => curve.index))].sort((a, b) => a - b);
   const places = new Map(steps.map((step, place) => [step, place]));
   return [steps, ...curves.map((curve) => {
-    const values = new Array(steps.length).fill(null);
+    const values = new Array(steps.length).fill(undefined);
     curve.index.forEach((step, place) => { values[places.get(step)] = curve.data[place]; });
     return values;
   })];
@@ -35,7 +36,8 @@ function drawChart(parent, title, unit, lines, options = {}) {
     width: Math.max(200, box.clientWidth), height: options.height || HEIGHT,
     scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, options) } },
     axes: axes(56),
-    cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 } },
+    // `dataIdx`: a curve without a value in this step shows none, and not that of another step.
+    cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 }, dataIdx: (_, __, place) => place },
     legend: { markers: { width: 2, dash: (_, place) => (place && lines[place - 1].dash ? "dashed" : "solid") } },
     hooks: { setCursor: [showNewest], ready: [showNewest] },
     bands: options.bands,
@@ -43,7 +45,7 @@ function drawChart(parent, title, unit, lines, options = {}) {
       { label: "step", value: (_, value) => (value === null ? "–" : String(value)) },
       ...lines.map((line) => ({
         label: line.label, stroke: color(line.color) + (line.alpha || ""), width: line.width || 1.75, dash: line.dash,
-        fill: line.fill ? color(line.color) + line.fill : undefined, spanGaps: true,
+        fill: line.fill ? color(line.color) + line.fill : undefined, spanGaps: false,
         points: { show: few && !line.dash, size: 5, fill: color("card") },
         value: line.values ? (_, __, ___, place) => (place === null ? "–" : number(line.values[place], 3)) : (_, value) => number(value),
       })),
@@ -60,7 +62,7 @@ function showNewest(plot) {
   if (plot.cursor.left >= 0 && plot.cursor.idx !== null && plot.cursor.idx !== undefined) return;
   plot.setLegend({ idxs: plot.data.map((values) => {
     let place = values.length - 1;
-    while (place > 0 && values[place] === null) place--;
+    while (place > 0 && values[place] === undefined) place--;
     return place;
   }) });
 }
@@ -107,7 +109,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 });
 
 function scaled(curve, scale) {
-  return scale === 1 ? curve : { index: curve.index, data: curve.data.map((value) => value * scale) };
+  return scale === 1 ? curve : { index: curve.index, data: curve.data.map((value) => (value === null ? null : value * scale)) };
 }
 
 // The lines of one metric: the curve, its moving average, and the same of the other run.
@@ -141,7 +143,7 @@ function drawPhases(parent, run, title) {
 function showCharts() {
   const parent = document.getElementById("charts");
   for (const chart of DATA.charts) {
-    const all = chart.lines.flatMap((line, place) => linesOf(line, PALETTE[place], chart.scale));
+    const all = chart.lines.flatMap((line, place) => linesOf(line, PALETTE[place % PALETTE.length], chart.scale));
     // Of shares, only those that are not always 0 are of interest.
     const lines = chart.is_share ? all.filter((line) => line.curve.data.some((value) => value !== 0)) : all;
     if (lines.length) drawChart(parent, chart.title, chart.unit, lines, { isShare: chart.is_share });

@@ -25,8 +25,8 @@ function visible(text) {
   return String(text)
     .replace(/\r\n/g, "\n")
     .replace(/[\u0000-\u0008\u000b-\u001f]/g, (letter) => String.fromCharCode(0x2400 + letter.charCodeAt(0)))
-    .replace(/[\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
-      (letter) => "⟨" + letter.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0") + "⟩")
+    .replace(/[\u007f-\u009f\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\u3164\ufeff\uffa0\u{e0000}-\u{e0fff}]/gu,
+      (letter) => "⟨" + letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0") + "⟩")
     .replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd");
 }
 

@@ -46,7 +46,8 @@ function showSamples() {
     if (!steps.has(sample.kind)) steps.set(sample.kind, new Set());
     steps.get(sample.kind).add(sample.step);
   }
-  const kinds = [...steps.keys()].sort((a, b) => Object.keys(KINDS).indexOf(a) - Object.keys(KINDS).indexOf(b));
+  const rank = (kind) => (kind in KINDS ? Object.keys(KINDS).indexOf(kind) : Infinity);
+  const kinds = [...steps.keys()].sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b)));
   const controls = element("div", { class: "controls" });
   const body = element("div");
   place.append(controls, body);

@@ -66,7 +66,7 @@ function showConversations() {
   const place = document.getElementById("conversations");
   const sets = Object.entries(DATA.conversations).filter(([, set]) => set.conversations.length).sort(([a], [b]) => (a === "training" ? -1 : b === "training" ? 1 : 0));
   if (!sets.length) {
-    place.append(element("p", { class: "empty" }, "No conversation with tokens is recorded. Trainers record up to 32 of the newest step and of the newest evaluation; older trainers record none."));
+    place.append(element("p", { class: "empty" }, "No conversation with tokens is recorded. Trainers record up to 32 of the newest step and of the newest evaluation."));
     return;
   }
   const controls = element("div", { class: "controls" });

@@ -158,7 +158,7 @@ def conversation(prompt: list[str], response: list[str], group: str = "g") -> Js
 
 
 def timeline() -> Json:
-    """One step of 100 ms with a controller and a worker. The worker is idle for 30 ms in the phase `reward`."""
+    """One step of 100 ms with a controller and a worker. The worker is idle for 30 ms, because it waits for scores."""
     events: list[Json] = [
         {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
         for pid, name in enumerate(("controller", "main, rank 0"))
@@ -171,6 +171,7 @@ def timeline() -> Json:
         (1, 2, "generate", 5, 45),
         (1, 1, "actor.update_policy", 80, 100),
         (1, 1, "forward_backward", 82, 95),
+        (1, 0, "idle: scores", 50, 80),
     ):
         events.append(
             {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": begin * 1000, "dur": (end - begin) * 1000}
