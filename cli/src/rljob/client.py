@@ -14,7 +14,7 @@ from rljob.job_source import job_in_file, job_of_values
 from rljob.job_state import is_to_be_retried
 from rljob.log_options import Container, LogOptions
 from rljob.polling import Clock, poll_until_finished
-from rljob.results.copying import NoProgress, copying, write_run_state
+from rljob.results.copying import NoProgress, copying, newest_state, write_run_state
 from rljob.results.fetching import Fetched
 from rljob.results.selection import selection_of
 from rljob.stored_job import StoredJob
@@ -188,7 +188,7 @@ class Client:
         chosen, target = selection_of(only, checkpoints=checkpoints, logs=logs), Path(folder)
         with copying(self._cluster, job, target, chosen, NoProgress(), image, self._clock) as copy:
             fetched = copy()
-        write_run_state(job, target)
+        write_run_state(newest_state(self._cluster, job), target)
         return fetched
 
     def suspend(self, name: str, *, wait: bool = False, timeout_seconds: float | None = None) -> StoredJob:

@@ -14,7 +14,7 @@ from rljob.cluster import Cluster
 from rljob.errors import ClusterUnreachableError
 from rljob.plain_text import bytes_text
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
-from rljob.results.copying import copying, write_run_state
+from rljob.results.copying import copying, newest_state, write_run_state
 from rljob.results.fetching import Fetched
 from rljob.results.selection import DEFAULT_SELECTION, FOR_PAGE, Selection
 from rljob.stored_job import StoredJob
@@ -53,7 +53,7 @@ def get_results(
         with _copying(cluster, job, folder, options, console, clock) as copy:
             fetched = copy()
         if options.selection.has_page:
-            write_run_state(job, folder)
+            write_run_state(newest_state(cluster, job), folder)
             console.print(Text(page_after_run(folder)), soft_wrap=True)
     except KeyboardInterrupt:
         console.print(Text("stopped; run the command again: it continues with the bytes that are there"))
