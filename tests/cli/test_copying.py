@@ -1,7 +1,11 @@
-"""The folder of a copy of results: whose files it has, and who copies into it. The copy itself is a stand-in."""
+"""What surrounds a copy of results: its folder, and the creation and deletion of its pod. The copy itself and the API
+server are stand-ins."""
 
 from __future__ import annotations
 
+import io
+import os
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,23 +13,34 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from rich.console import Console
 
 from rljob.cluster import Cluster
-from rljob.errors import ResultsError
+from rljob.errors import ObjectNotFoundError, RejectedError, ResultsError
+from rljob.kubernetes_models import Json
 from rljob.polling import Clock
 from rljob.results import copying as module
-from rljob.results.copying import NoProgress, copying
+from rljob.results.copying import Copying, NoProgress, copying
 from rljob.results.fetching import Fetched
+from rljob.results.pod import ResultsPod, manifest, pod_user
 from rljob.results.selection import DEFAULT_SELECTION
+from rljob.results.volume import Placement
 from rljob.stored_job import StoredJob, stored_job
+from rljob_cli.cluster import results
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.job_results import PODS
 
 CLUSTER = cast(Cluster, SimpleNamespace())
 CREATED = "2026-01-31T12:00:00Z"
 
 
-def job(uid: str) -> StoredJob:
+RUNNING = job_statuses.RUNNING | {"pods": PODS}
+
+
+def job(uid: str, status: Json | None = None, spec: Json | None = None) -> StoredJob:
     metadata = {"name": "small", "namespace": "team-a", "uid": uid, "creationTimestamp": CREATED}
-    return stored_job({"metadata": metadata, "spec": {"checkpoint": {"storage": {"persistentVolumeClaim": "data"}}}})
+    storage = {"checkpoint": {"storage": {"persistentVolumeClaim": "data"}}}
+    return stored_job({"metadata": metadata, "spec": storage | (spec or {}), "status": status or {}})
 
 
 @pytest.fixture
@@ -48,8 +63,8 @@ def write(folder: Path) -> Fetched:
 
 
 def copy(uid: str, folder: Path, sleep: Callable[[float], None] = lambda _: None) -> Fetched:
-    with copying(CLUSTER, job(uid), folder, DEFAULT_SELECTION, NoProgress(), None, Clock(sleep=sleep)) as run:
-        return run()
+    with copying(CLUSTER, job(uid), folder, DEFAULT_SELECTION, NoProgress(), None, Clock(sleep=sleep)) as copy:
+        return copy.run()
 
 
 def test_a_copy_belongs_to_one_job_also_if_another_has_its_name(folder: Path) -> None:
@@ -94,3 +109,94 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError, match="file/copy: cannot be written \\(Not a directory\\); choose another folder"):
         copy("uid", tmp_path / "file" / "copy")
+
+
+class ApiServer:
+    """Answers requests, and raises the errors of `failures` first."""
+
+    def __init__(self, failures: dict[str, list[BaseException]], jobs: list[StoredJob] | None = None) -> None:
+        self.failures = failures
+        self.jobs = jobs or []
+        self.requests: list[str] = []
+
+    def request(self, method: str, *_: object, **__: object) -> dict[str, object]:
+        self.requests.append(method)
+        if self.failures.get(method):
+            raise self.failures[method].pop(0)
+        return {"spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
+
+    def job(self, _: str) -> StoredJob:
+        return self.jobs.pop(0) if len(self.jobs) > 1 else self.jobs[0]
+
+
+def test_a_pod_whose_creation_was_interrupted_is_deleted_also_if_it_is_created_later() -> None:
+    server = ApiServer({"POST": [KeyboardInterrupt()], "DELETE": [ObjectNotFoundError("not yet")]})
+    slept: list[float] = []
+    pod = ResultsPod(cast(Cluster, server), job("uid", RUNNING), lambda _: None, None, Clock(sleep=slept.append))
+    with pytest.raises(KeyboardInterrupt), pod:
+        pod.connect()
+    assert [method for method in server.requests if method != "GET"] == ["POST", "DELETE", "DELETE"]
+    assert slept == [1.0]
+
+
+def test_a_pod_that_cannot_be_deleted_does_not_hide_the_error() -> None:
+    server = ApiServer({"POST": [KeyboardInterrupt()], "DELETE": [RejectedError("HTTP 422")]})
+    notes: list[str] = []
+    pod = ResultsPod(cast(Cluster, server), job("uid", RUNNING), notes.append, None, Clock(sleep=lambda _: None))
+    with pytest.raises(KeyboardInterrupt), pod:
+        pod.connect()
+    (note,) = notes
+    assert "could not be deleted (HTTP 422)" in note
+
+
+def test_the_pod_has_the_service_account_of_the_job_without_its_token() -> None:
+    stored = job("uid", RUNNING, {"serviceAccountName": "puller"})
+    made = manifest(stored, "x", pod_user(stored), Placement())
+    spec = cast(dict[str, object], made["spec"])
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("puller", False)
+    stored = job("uid", RUNNING)
+    assert "serviceAccountName" not in cast(
+        dict[str, object], manifest(stored, "x", pod_user(stored), Placement())["spec"]
+    )
+
+
+QUEUED = RUNNING | {"attempts": [job_statuses.ATTEMPT | {"number": 2, "state": "Queued"}]}
+BETWEEN = RUNNING | {"attempts": [job_statuses.ENDED], "nextAttempt": job_statuses.BETWEEN}
+
+
+def test_while_no_trainer_runs_a_watched_job_has_no_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the volume of the next attempt could be kept on another node."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done: list[str] = []
+    fetched = Fetched(problems=["run/samples.jsonl: Input/output error"])
+    copies = Copying(lambda: done.append("copy") or fetched, lambda: done.append("release"))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(results, "copying", lambda *_: nullcontext(copies))
+    monkeypatch.setattr(results, "write_run_state", lambda job, _: done.append(job.phase))
+    states = [{}, RUNNING, BETWEEN, QUEUED, RUNNING, RUNNING | {"phase": "Complete", "result": job_statuses.COMPLETE}]
+    phases = [{"phase": name} for name in ("New", "Running", "Retrying", "Queued", "Running", "Complete")]
+    server = ApiServer({}, [job("uid", state | phase) for state, phase in zip(states, phases, strict=True)])
+    console = Console(file=io.StringIO(), width=200)
+    with results.viewed_job(cast(Cluster, server), "small", None, console, Clock()) as viewed:
+        goes_on = [viewed.refresh() for _ in range(5)]
+    assert goes_on == [True, True, True, True, False]
+    assert done == [
+        *("copy", "Running", "copy", "release", "Retrying", "release", "Queued", "copy", "Running"),
+        *("copy", "Complete"),
+    ]
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    assert output.getvalue() == "not copied: run/samples.jsonl: Input/output error\n"
+
+
+def test_copies_for_pages_that_nobody_uses_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(results, "copying", lambda *_: nullcontext(None))
+    for name, days in (("old-12345678", 8), ("new-12345678", 6)):
+        folder = tmp_path / "rljob" / "view" / "team-a" / name
+        folder.mkdir(parents=True)
+        (folder / ".rljob-results.json").touch()
+        used = time.time() - days * 24 * 3600
+        os.utime(folder / ".rljob-results.json", (used, used))
+    with results.viewed_job(cast(Cluster, ApiServer({}, [job("uid")])), "small", None, Console(), Clock()):
+        pass
+    assert [folder.name for folder in (tmp_path / "rljob/view/team-a").iterdir()] == ["new-12345678"]

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +92,7 @@ def test_the_pod_says_what_it_cannot_read(
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(signal, "alarm", lambda _: None)
     monkeypatch.setattr(pod_program, "MAX_FILES", 2)
     pod_program.list_files(str(tmp_path), ["c", "b", "a"], set(), pod_program.Output())
     lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]

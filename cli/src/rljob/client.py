@@ -187,7 +187,7 @@ class Client:
         job = self._cluster.job(name)
         chosen, target = selection_of(only, checkpoints=checkpoints, logs=logs), Path(folder)
         with copying(self._cluster, job, target, chosen, NoProgress(), image, self._clock) as copy:
-            fetched = copy()
+            fetched = copy.run()
         write_run_state(newest_state(self._cluster, job), target)
         return fetched
 

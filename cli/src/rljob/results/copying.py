@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob.cluster import Cluster
@@ -37,6 +38,16 @@ class NoProgress:
         """Ignores it."""
 
 
+@dataclass(frozen=True)
+class Copying:
+    """Copies of the results of one job into one folder."""
+
+    run: Callable[[], Fetched]
+    """Copies what is new. Raises RLJobError."""
+    release: Callable[[], None]
+    """Deletes the pod, which keeps the volume on its node; the next copy needs another one."""
+
+
 @contextmanager
 def copying(
     cluster: Cluster,
@@ -46,8 +57,8 @@ def copying(
     progress: FetchProgress,
     image: str | None,
     clock: Clock,
-) -> Iterator[Callable[[], Fetched]]:
-    """Yields a function that copies what is new. The pod is deleted at the end.
+) -> Iterator[Copying]:
+    """Prepares a copy. The pod is deleted at the end.
 
     Args:
         image: Image of the pod; None for the image of the job.
@@ -60,15 +71,19 @@ def copying(
     with ResultsPod(cluster, job, progress.note, image, clock) as pod:
         fetch = Fetch(pod.connect, selection, folder, progress, clock.sleep)
 
-        def copy() -> Fetched:
+        def run() -> Fetched:
             with _claimed(folder, job, progress.note, clock):
                 fetched = fetch.run()
             if not fetched.written and not fetched.num_unchanged and not fetched.problems:
                 raise ResultsError(f"{job.where}: its folder {storage_uri(job)} has none of these files yet")
             return fetched
 
+        def release() -> None:
+            fetch.close()
+            pod.delete()
+
         try:
-            yield copy
+            yield Copying(run, release)
         finally:
             fetch.close()
 

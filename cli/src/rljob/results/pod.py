@@ -48,6 +48,8 @@ ACTIVE_SECONDS = 3600
 """The pod ends after this time in any case. A copy that takes longer continues with another pod."""
 _OLD = timedelta(minutes=40)
 """A pod that has not started after this time is a left-over. A command waits less long for the start (`pod_start`)."""
+_LATE_SECONDS = 1.0
+"""Time for the API server to handle a request to create a pod, after the command has stopped waiting for it."""
 _DEFAULT_USER = 1000
 """User of the job's pods if the status does not say it: the chart's default."""
 _RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -118,6 +120,8 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
         "metadata": {
             "name": name,
             "labels": {"app.kubernetes.io/managed-by": "rljob", LABEL_RESULTS_OF: job.metadata.uid},
+            # Without this, the cluster's autoscaler keeps the node for a pod without a controller.
+            "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
             "ownerReferences": [
                 {
                     "apiVersion": f"{API_GROUP}/{API_VERSION}",
@@ -131,6 +135,8 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
             "restartPolicy": "Never",
             "activeDeadlineSeconds": ACTIVE_SECONDS,
             "terminationGracePeriodSeconds": 1,
+            # A login for the image's registry may be in the account.
+            **({"serviceAccountName": job.service_account} if job.service_account else {}),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": {"runAsNonRoot": True, **user, **groups, **profile},
@@ -161,12 +167,13 @@ class ResultsPod:
         self._runs_as = pod_user(job, image)
         self._pods = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         self._name: str | None = None
+        self._is_unanswered = False
 
     def __enter__(self) -> ResultsPod:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._delete_own()
+        self.delete()
 
     def connect(self) -> Connection:
         """A connection to the program in the pod. Creates a pod if there is none that runs.
@@ -177,7 +184,7 @@ class ResultsPod:
         """
         try:
             if self._name is None or not self._is_running(self._name):
-                self._delete_own()
+                self.delete()
                 self._start()
             assert self._name is not None
             command = [*_PYTHON, _RUN_PROGRAM, "serve", POD_STORAGE_FOLDER]
@@ -194,8 +201,10 @@ class ResultsPod:
         self._delete_left_overs()
         # The name is set first, so that the pod is deleted also if the command is stopped during the next request.
         self._name = f"{self._job.metadata.name}-results-{secrets.token_hex(3)}"
+        self._is_unanswered = True
         try:
             self._cluster.request("POST", self._pods, body=manifest(self._job, self._name, self._runs_as, placement))
+            self._is_unanswered = False
         except ClusterUnreachableError:
             raise
         except NotAllowedError:
@@ -224,18 +233,24 @@ class ResultsPod:
             if pod.status.phase in ("Succeeded", "Failed") or (pod.status.phase == "Pending" and is_old):
                 self._delete(pod.metadata.name)
 
-    def _delete_own(self) -> None:
+    def delete(self) -> None:
+        """Deletes the pod of this command; the next connection creates another one. Raises nothing."""
         name, self._name = self._name, None
-        if name is not None:
-            self._delete(name)
+        if name is None or self._delete(name) or not self._is_unanswered:
+            return
+        # Ctrl-C during the request that creates the pod: the API server may handle it later.
+        self._clock.sleep(_LATE_SECONDS)
+        self._delete(name)
 
-    def _delete(self, name: str) -> None:
+    def _delete(self, name: str) -> bool:
+        """Deletes a pod. Returns False if it does not exist."""
         try:
             self._cluster.request("DELETE", f"{self._pods}/{name}", [("gracePeriodSeconds", "1")])
         except ObjectNotFoundError:
-            return
-        except ClusterError as error:
+            return False
+        except (ClusterError, RejectedError) as error:
             self._note(
-                f"pod {name} could not be deleted ({one_line(error)}); it ends by itself {IDLE_SECONDS // 60} minutes"
-                " after its last connection"
+                f"pod {name} could not be deleted ({one_line(error)}); it ends by itself some minutes after its last"
+                " connection"
             )
+        return True

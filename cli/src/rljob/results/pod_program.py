@@ -36,6 +36,9 @@ import time
 PIECE_BYTES = 1 << 20
 REPORT_SECONDS = 2.0
 """After this time without output, the program writes a `wait` line, so that the caller knows that it is alive."""
+IDLE_SECONDS = 300
+"""`serve` is killed after this time without a request, and if nobody reads its output for so long: the connection of a
+machine that has disappeared may stay open for hours."""
 MAX_FILES = 200_000
 MAX_IGNORED_LISTED = 10
 
@@ -62,6 +65,7 @@ class Output:
 
     def _write(self, piece: bytes) -> None:
         view = memoryview(piece)
+        signal.alarm(IDLE_SECONDS)
         while view:
             view = view[os.write(1, view) :]
         self._last = time.monotonic()
@@ -187,7 +191,9 @@ def read_files(root: str, requests: list[tuple[str, int, str, int]], output: Out
 def serve(root: str) -> None:
     """Handles requests until standard input ends."""
     output = Output()
+    signal.alarm(IDLE_SECONDS)
     for line in sys.stdin.buffer:
+        signal.alarm(IDLE_SECONDS)
         request = json.loads(line)
         if "list" in request:
             list_files(root, request["list"], set(request["skip"]), output)
