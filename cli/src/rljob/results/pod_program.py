@@ -107,7 +107,7 @@ def list_files(root: str, folders: list[str], skip: set[str], output: Output) ->
                 num_files += 1
             else:
                 ignored.append(path)
-        output.still_working()
+            output.still_working()
     output.line({"end": True, "ignored": sorted(ignored)[:MAX_IGNORED_LISTED], "num_ignored": len(ignored)})
 
 
