@@ -172,11 +172,11 @@ def test_while_no_trainer_runs_a_watched_job_has_no_pod(tmp_path: Path, monkeypa
     copies = Copying(lambda: done.append("copy") or fetched, lambda: done.append("release"))  # type: ignore[func-returns-value]
     monkeypatch.setattr(results, "copying", lambda *_: nullcontext(copies))
     monkeypatch.setattr(results, "write_run_state", lambda job, _: done.append(job.phase))
-    states = [{}, RUNNING, BETWEEN, QUEUED, RUNNING, RUNNING | {"phase": "Complete", "result": job_statuses.COMPLETE}]
-    phases = [{"phase": name} for name in ("New", "Running", "Retrying", "Queued", "Running", "Complete")]
+    states = [RUNNING, BETWEEN, QUEUED, RUNNING, RUNNING | {"phase": "Complete", "result": job_statuses.COMPLETE}]
+    phases = [{"phase": name} for name in ("Running", "Retrying", "Queued", "Running", "Complete")]
     server = ApiServer({}, [job("uid", state | phase) for state, phase in zip(states, phases, strict=True)])
     console = Console(file=io.StringIO(), width=200)
-    with results.viewed_job(cast(Cluster, server), "small", None, console, Clock()) as viewed:
+    with results.viewed_job(cast(Cluster, server), server.jobs[0], None, console, Clock()) as viewed:
         goes_on = [viewed.refresh() for _ in range(5)]
     assert goes_on == [True, True, True, True, False]
     assert done == [
@@ -197,6 +197,6 @@ def test_copies_for_pages_that_nobody_uses_are_removed(tmp_path: Path, monkeypat
         (folder / ".rljob-results.json").touch()
         used = time.time() - days * 24 * 3600
         os.utime(folder / ".rljob-results.json", (used, used))
-    with results.viewed_job(cast(Cluster, ApiServer({}, [job("uid")])), "small", None, Console(), Clock()):
+    with results.viewed_job(CLUSTER, job("uid"), None, Console(), Clock()):
         pass
     assert [folder.name for folder in (tmp_path / "rljob/view/team-a").iterdir()] == ["new-12345678"]

@@ -173,6 +173,8 @@ def test_view_means_a_folder_if_there_is_one_and_otherwise_a_job(
         3,
         True,
     )
+    code, _, errors = rljob("view", "other", "--job")
+    assert (code, "folder" in errors, "RLJob other: not found" in errors) == (3, False, True)
     code, _, errors = rljob("view", "./small")
     assert (code, "small: is not a folder" in errors) == (2, True)
     (tmp_path / "small").mkdir()

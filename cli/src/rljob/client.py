@@ -63,8 +63,8 @@ class Client:
         changes: Sequence[str] = (),
         dry_run: bool = False,
     ) -> Submission:
-        """Creates the job, or changes the existing one with its name, of which only runPolicy, suspend and the queue
-        can change.
+        """Creates the job, or changes the existing one with its name, of which only runPolicy, suspend, queue and
+        priority can change.
 
         Args:
             job: The job, its wire form (as in a job file), or the path of a job file.
@@ -101,6 +101,8 @@ class Client:
         """
         seen: StoredJob | None = None
         for job in poll_until_finished(self._cluster, name, self._clock, _ignored):
+            if seen is not None and job.metadata.uid != seen.metadata.uid:
+                raise deleted_meanwhile(seen.where)
             if seen is None or _shown(job) != _shown(seen):
                 yield job
             seen = job

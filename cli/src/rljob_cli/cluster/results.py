@@ -79,7 +79,7 @@ class ViewedJob:
 
 @contextmanager
 def viewed_job(
-    cluster: Cluster, name: str, image: str | None, console: Console, clock: Clock | None = None
+    cluster: Cluster, job: StoredJob, image: str | None, console: Console, clock: Clock | None = None
 ) -> Iterator[ViewedJob]:
     """Copies what the page of a job needs into a folder in the cache. The pod is deleted at the end.
 
@@ -87,9 +87,8 @@ def viewed_job(
         CliError: nothing can be copied, for example because the pod does not start.
     """
     clock = clock or Clock()
-    job = cluster.job(name)
     _remove_unused(clock.now())
-    folder = view_folder() / job.metadata.namespace / f"{name}-{job.metadata.uid[:8]}"
+    folder = view_folder() / job.metadata.namespace / f"{job.name}-{job.metadata.uid[:8]}"
     options = ResultsOptions(folder, FOR_PAGE, image)
     with _copying(cluster, job, folder, options, console, clock, is_quiet=True) as copy:
         newest, printed = _Newest(cluster, job, clock), set[str]()
