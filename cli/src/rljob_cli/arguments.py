@@ -54,8 +54,8 @@ EXIT_CODES = {
     "plot": "0 success; 2 the folder has no metrics",
     "view": (
         "0 the page was written; 2 the folder is not that of a run, or its files are damaged or of another version, or"
-        " the page cannot be written, or the job's files cannot be read; 3 there is no such job; 75 no response from"
-        " the API server; 130 Ctrl-C"
+        " the page cannot be written, or the kubeconfig is invalid, or the job's files cannot be read; 3 there is no"
+        " such job; 75 no response from the API server; 130 Ctrl-C"
     ),
     "submit": (
         "0 the job was created, changed, or exists with this spec (with --watch: it is Complete); 1 with --watch: the"
@@ -75,13 +75,14 @@ EXIT_CODES = {
         " 130 Ctrl-C"
     ),
     "logs": (
-        "0 the log was printed; 1 the log was deleted with its pod (the command prints where copies are), or there"
-        f" never was a log; {_JOB_CODES}; 130 Ctrl-C"
+        "0 the log was printed; 1 the log was deleted with its pod (the command prints where copies are), or the"
+        f" attempt has ended without a log; {_JOB_CODES}, or there is no log yet; 130 Ctrl-C"
     ),
     "explain": f"0 success; {_JOB_CODES}",
     "get-results": (
-        f"0 all chosen files were copied; 1 some could not be copied; {_JOB_CODES}, or the connection broke again and"
-        " again; 130 Ctrl-C"
+        "0 all chosen files were copied; 1 some could not be copied; 2 an option or the kubeconfig is invalid, or the"
+        " pod cannot start, or there is nothing to copy; 3 there is no such job; 75 no response from the API server, or"
+        " the connection broke again and again; 130 Ctrl-C"
     ),
     "dashboard": f"0 Ctrl-C, or the job has ended; {_JOB_CODES}",
     "suspend": _WAIT.format(reached="the job is suspended", ended=_WAIT_ENDED, codes=_JOB_CODES),

@@ -29,7 +29,8 @@ def submit_command(
 ) -> None:
     """Create or update a job on a Kubernetes cluster, which must have the operator.
 
-    Of an existing job only runPolicy and suspend can change; a file with other differences is rejected."""
+    Of an existing job only runPolicy, suspend, queue and priority can change; a file with other differences is
+    rejected."""
     from rljob.cluster import ClusterOptions
     from rljob_cli.cluster.submit import submit
     from rljob_cli.cluster.watching import watch_job

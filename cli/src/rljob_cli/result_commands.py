@@ -64,10 +64,16 @@ def view_command(
 def get_results_command(
     name: JobName,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder for the copy.", show_default="results/NAME")
+        Path | None, typer.Argument(metavar="FOLDER", help="Folder for the copy.", show_default="results/NAME")
     ] = None,
     only: Annotated[
-        list[Part] | None, typer.Option("--only", help="Copy only this part. Can be repeated.", show_default=False)
+        list[Part] | None,
+        typer.Option(
+            "--only",
+            metavar="PART",
+            help="Copy only this part: model, metrics, samples, page, profiles, logs or checkpoints. Can be repeated.",
+            show_default=False,
+        ),
     ] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Copy the complete checkpoints, too.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Copy the logs, too.")] = False,
@@ -76,7 +82,7 @@ def get_results_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Copy the results of a job from the cluster: model, metrics, samples, and the page made from them.
+    """Copy the results of a job from the cluster: everything in its run folder except the logs, and write its page.
 
     A small pod in the job's namespace reads the job's claim, and is deleted at the end. The folder looks like that of
     `rljob run`. A copy that was stopped continues when the command runs again; files that have not changed are not
