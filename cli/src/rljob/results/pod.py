@@ -88,32 +88,10 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
     """The pod. It complies with the restricted Pod Security Standard, and gets no token for the API server."""
     storage = job.storage
     assert storage is not None, "the command rejects a job without storage"
-    program = inspect.getsource(pod_program)
     user = {} if runs_as.user is None else {"runAsUser": runs_as.user}
     # `fsGroup` would change the group of all files; as a further group of the process it changes nothing.
     groups = {} if runs_as.user is None else {"supplementalGroups": [runs_as.user]}
     profile = {"seccompProfile": {"type": "RuntimeDefault"}}
-    container: Json = {
-        "name": CONTAINER,
-        "image": runs_as.image,
-        **({"imagePullPolicy": runs_as.pull_policy} if runs_as.pull_policy else {}),
-        "command": [*_PYTHON, _RUN_PROGRAM, "wait", str(IDLE_SECONDS)],
-        "env": [{"name": _PROGRAM_VARIABLE, "value": program.replace("$(", "$$(")}],
-        "resources": _RESOURCES,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "volumeMounts": [
-            {
-                "name": "storage",
-                "mountPath": POD_STORAGE_FOLDER,
-                "subPath": storage.sub_path or job.metadata.name,
-                "readOnly": True,
-            }
-        ],
-    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -141,11 +119,29 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
             "enableServiceLinks": False,
             "securityContext": {"runAsNonRoot": True, **user, **groups, **profile},
             "imagePullSecrets": [{"name": secret} for secret in job.image_pull_secrets],
-            "containers": [container],
+            "containers": [_container(runs_as, storage.sub_path or job.metadata.name)],
             # The volume itself is not read-only: some drivers mount a volume on a node either read-only or writable.
             "volumes": [{"name": "storage", "persistentVolumeClaim": {"claimName": storage.persistent_volume_claim}}],
             **placement.pod_fields(),
         },
+    }
+
+
+def _container(runs_as: PodUser, folder: str) -> Json:
+    program = inspect.getsource(pod_program)
+    return {
+        "name": CONTAINER,
+        "image": runs_as.image,
+        **({"imagePullPolicy": runs_as.pull_policy} if runs_as.pull_policy else {}),
+        "command": [*_PYTHON, _RUN_PROGRAM, "wait", str(IDLE_SECONDS)],
+        "env": [{"name": _PROGRAM_VARIABLE, "value": program.replace("$(", "$$(")}],
+        "resources": _RESOURCES,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": "storage", "mountPath": POD_STORAGE_FOLDER, "subPath": folder, "readOnly": True}],
     }
 
 
