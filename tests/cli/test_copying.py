@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from rljob.cluster import Cluster
-from rljob.errors import ObjectNotFoundError, RejectedError, ResultsError
+from rljob.errors import JobNotFoundError, ObjectNotFoundError, RejectedError, ResultsError
 from rljob.kubernetes_models import Json
 from rljob.polling import Clock
 from rljob.results import copying as module
@@ -178,6 +178,9 @@ def test_while_no_trainer_runs_a_watched_job_has_no_pod(tmp_path: Path, monkeypa
     console = Console(file=io.StringIO(), width=200)
     with results.viewed_job(cast(Cluster, server), server.jobs[0], None, console, Clock()) as viewed:
         goes_on = [viewed.refresh() for _ in range(5)]
+        server.jobs = [job("another")]
+        with pytest.raises(JobNotFoundError, match="was deleted"):
+            viewed.refresh()
     assert goes_on == [True, True, True, True, False]
     assert done == [
         *("copy", "Running", "copy", "release", "Retrying", "release", "Queued", "copy", "Running"),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob.cluster import Cluster
-from rljob.errors import ClusterUnreachableError
+from rljob.errors import ClusterUnreachableError, deleted_meanwhile
 from rljob.job_state import attempt_state, attempt_under_way
 from rljob.plain_text import bytes_text
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
@@ -138,8 +138,10 @@ class _Newest:
     def read(self) -> StoredJob:
         """Raises ClusterUnreachableError if the API server has not responded for long, and JobNotFoundError."""
         try:
-            self._job = self._cluster.job(self._job.metadata.name)
-            self._read_at = self._clock.now()
+            found = self._cluster.job(self._job.name)
+            if found.metadata.uid != self._job.metadata.uid:
+                raise deleted_meanwhile(self._job.where)
+            self._job, self._read_at = found, self._clock.now()
         except ClusterUnreachableError:
             if (self._clock.now() - self._read_at).total_seconds() > MAX_UNREACHABLE_SECONDS:
                 raise
