@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from rljob.errors import ResultsError
 from rljob.results import pod_program
 from rljob.results.fetching import Fetch
 from rljob.results.selection import Part, Selection
-from rljob_testing.cli.results_pods import EVERYTHING, Pod, ScriptedConnection, names, write_claim
+from rljob_testing.cli.results_pods import EVERYTHING, PROGRAM, Pod, ScriptedConnection, names, write_claim
 
 
 @pytest.fixture
@@ -152,6 +154,16 @@ def test_odd_names_are_copied_and_links_and_pipes_are_not(pod: Pod, claim: Path)
     (ignored,) = result.ignored
     assert result.problems == []
     assert all(f"run/odd/{name}" in ignored for name in ("link", "folder", "pipe"))
+
+
+def test_the_program_ends_if_nobody_sends_a_request_any_more(tmp_path: Path) -> None:
+    """The machine of the user may have disappeared without closing the connection."""
+    text = PROGRAM.read_text()
+    program = text.replace("\nIDLE_SECONDS = 300\n", "\nIDLE_SECONDS = 1\n")
+    assert program != text
+    command = [sys.executable, "-I", "-B", "-c", program, "serve", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.wait(60) == -signal.SIGALRM
 
 
 BAD_PATHS = [
