@@ -8,7 +8,7 @@ submission = client.submit(
 )
 name = submission.job.name
 
-for job in client.watch(name):  # the job now and after every change, until it has finished or `break`
+for job in client.watch(name):  # the job now and after every change; here until its first progress
     progress = job.status.progress
     if progress is not None:
         print(job.phase, progress.step, progress.total_steps, progress.reward_mean)

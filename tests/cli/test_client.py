@@ -6,13 +6,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from ruamel.yaml import YAML
 
 import rljob
 from rljob import Client
+from rljob.cluster import Cluster
+from rljob.errors import ClusterUnreachableError
+from rljob.kubernetes_models import Pod
 from rljob.polling import Clock
+from rljob.stored_job import StoredJob, stored_job
+from rljob.waiting import wait_until_deleted
 from rljob_api.v1alpha1.job import RLJob
 from rljob_operator.raw_json import object_at
 from rljob_testing import pages
@@ -128,6 +135,48 @@ def test_watch_of_a_job_that_is_deleted_raises(small: JobCluster) -> None:
     assert next(watched).name == "small"
     with pytest.raises(rljob.JobNotFoundError, match="was deleted"):
         next(watched)
+
+
+def test_watch_does_not_go_on_with_another_job_of_the_same_name(small: JobCluster) -> None:
+    def replace() -> None:
+        small.delete("small")
+        small.create_small_job()
+
+    watched = client_of(small, replace).watch("small")
+    assert next(watched).name == "small"
+    with pytest.raises(rljob.JobNotFoundError, match="was deleted"):
+        next(watched)
+
+
+def test_many_jobs_are_listed_in_pages(small: JobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob.cluster._PAGE_SIZE", 1)
+    client = client_of(small)
+    for name in ("a", "z"):
+        client.submit(VALUES, name=name)
+    assert [job.name for job in client.list()] == ["a", "small", "z"]
+
+
+def test_deletion_is_waited_for_also_while_the_api_server_is_unreachable() -> None:
+    metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": job_statuses.SINCE}
+    answers: list[list[Pod] | Exception] = [ClusterUnreachableError("here", "refused"), [], []]
+
+    def pods(_: StoredJob) -> list[Pod]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def job(_: str) -> StoredJob:
+        raise rljob.JobNotFoundError("not found")
+
+    lines: list[str] = []
+    cluster = cast(Cluster, SimpleNamespace(pods=pods, job=job))
+    wait_until_deleted(cluster, stored_job({"metadata": metadata}), Script(()).clock(), lines.append)
+    assert lines == ["waiting for the API server (refused)"]
+    answers[:] = [ClusterUnreachableError("here", "refused")] * 1000
+    with pytest.raises(ClusterUnreachableError):
+        wait_until_deleted(cluster, stored_job({"metadata": metadata}), Script(()).clock(), lines.append)
+    assert len(answers) == 1000 - 302
 
 
 def test_wait_returns_the_job_in_the_state(small: JobCluster) -> None:

@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 
+import certifi
 import httpx
 import pytest
+import websocket
 from rich.console import Console
 
 from rljob.cluster import ClusterOptions, connect
+from rljob.errors import ClusterError
 from rljob.polling import Clock
 from rljob_cli.cluster.dashboard import show_dashboard
 from rljob_cli.errors import CliError
+from rljob_operator.manifests.naming import secret_name
 from rljob_testing.cli.job_cluster import NODE, JobCluster, StandInKubelet
 from rljob_testing.local_servers import QuietHandler, free_port, running_http_server
 
@@ -25,6 +29,7 @@ pytestmark = pytest.mark.apiserver
 
 SINCE = "2026-11-27T12:00:00Z"
 TOKEN = "0123456789abcdef"
+CLUSTER_UID = "11111111-2222-3333-4444-555555555555"
 RUNNING = {"running": {"startedAt": SINCE}}
 
 
@@ -47,22 +52,28 @@ def dashboard(kubelet: StandInKubelet) -> Iterator[ThreadingHTTPServer]:
         yield server
 
 
-def create_head(cluster: JobCluster, attempt: int = 1) -> None:
-    """Creates the head pod of an attempt, which refers to its token's Secret."""
+def create_head(cluster: JobCluster, attempt: int = 1, *, owner: str = "", secret: str = "") -> None:
+    """Creates the head pod of an attempt, which refers to its token's Secret. `owner`, `secret`: UID and name instead
+    of those of the attempt."""
     uid = cluster.http.get(f"{cluster.jobs}/small").json()["metadata"]["uid"]
     labels = {"rljob.dev/job-uid": uid, "ray.io/node-type": "head", "ray.io/cluster": f"small-{attempt}"}
-    reference = {"secretKeyRef": {"name": f"small-{attempt}-token", "key": "auth_token"}}
+    secret = secret or secret_name(f"small-{attempt}", uid, "0123abcd")
+    reference = {"secretKeyRef": {"name": secret, "key": "auth_token"}}
     container = {"name": "ray", "image": "x", "env": [{"name": "RAY_AUTH_TOKEN", "valueFrom": reference}]}
     core = f"/api/v1/namespaces/{cluster.namespace}"
-    pod = {"metadata": {"name": f"head-{attempt}", "labels": labels}, "spec": {"nodeName": NODE}}
+    owners = [
+        {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": f"small-{attempt}", "uid": owner or CLUSTER_UID}
+    ]
+    metadata = {"name": f"head-{attempt}", "labels": labels, "ownerReferences": owners}
+    pod = {"metadata": metadata, "spec": {"nodeName": NODE}}
     pod["spec"]["containers"] = [container]  # type: ignore[index]
     cluster.http.post(f"{core}/pods", json=pod).raise_for_status()
     status = {"name": "ray", "image": "x", "imageID": "", "ready": True, "restartCount": 0, "state": RUNNING}
     cluster.write_pod_status(f"head-{attempt}", {"phase": "Running", "containerStatuses": [status]})
     data = {"auth_token": base64.b64encode(TOKEN.encode()).decode()}
-    secret = {"metadata": {"name": f"small-{attempt}-token"}, "data": data}
-    cluster.http.post(f"{core}/secrets", json=secret).raise_for_status()
-    attempts = [{"number": number, "cluster": f"small-{number}", "started": SINCE} for number in range(1, attempt + 1)]
+    cluster.http.post(f"{core}/secrets", json={"metadata": {"name": secret}, "data": data}).raise_for_status()
+    known = {"clusterUid": CLUSTER_UID, "started": SINCE}
+    attempts = [{"number": number, "cluster": f"small-{number}", **known} for number in range(1, attempt + 1)]
     cluster.write_status("small", {"attempts": attempts})
 
 
@@ -113,6 +124,36 @@ def test_the_url_and_the_token_lead_to_the_dashboard(command: Command) -> None:
     assert command.url.startswith("http://127.0.0.1:")
     with pytest.raises(httpx.ConnectError):
         get(command.url)
+
+
+@pytest.mark.usefixtures("dashboard")
+def test_a_secret_that_is_not_the_operators_is_not_printed(command: Command) -> None:
+    create_head(command.cluster, secret="registry-password")
+    assert command.run() == 0
+    assert TOKEN not in command.output.getvalue()
+    assert "takes its token from registry-password, which is not the operator's Secret" in command.output.getvalue()
+
+
+def test_a_pod_that_only_has_the_labels_of_a_head_pod_is_none(command: Command) -> None:
+    create_head(command.cluster, owner="99999999-2222-3333-4444-555555555555")
+    with pytest.raises(CliError, match="has no running head pod"):
+        command.run()
+
+
+def test_a_websocket_has_a_time_limit_of_its_own_and_checks_the_certificate(command: Command) -> None:
+    create_head(command.cluster)
+    cluster = connect(ClusterOptions(kubeconfig=command.cluster.kubeconfig))
+    path, query = f"/api/v1/namespaces/{command.cluster.namespace}/pods/head-1/portforward", [("ports", "8265")]
+    opened = cluster.websocket(path, query)
+    assert opened.sock is not None
+    assert (opened.sock.gettimeout(), websocket.getdefaulttimeout()) == (30.0, None)
+    opened.shutdown()  # type: ignore[no-untyped-call]
+    text = command.cluster.kubeconfig.read_text()
+    # The certificates of public servers.
+    command.cluster.kubeconfig.write_text(text.replace(str(command.cluster.server.certificate), certifi.where()))
+    cluster = connect(ClusterOptions(kubeconfig=command.cluster.kubeconfig))
+    with pytest.raises(ClusterError, match="certificate is not trusted"):
+        cluster.websocket(path, query)
 
 
 @pytest.mark.usefixtures("dashboard")
@@ -197,6 +238,4 @@ def test_without_permission_to_read_secrets_the_dashboard_is_open_and_the_messag
     command.cluster.kubeconfig.write_text(text)
     command.steps = [lambda: get(command.url).raise_for_status()]
     assert command.run() == 0
-    assert (
-        'cannot read the token (context here: permission denied (secrets "small-1-token"' in command.output.getvalue()
-    )
+    assert 'cannot read the token (context here: permission denied (secrets "small-1-' in command.output.getvalue()

@@ -45,7 +45,7 @@ def test_the_model_and_metrics_are_copied_and_the_pod_is_deleted(
 ) -> None:
     code, output, _ = rljob("get-results", "small", str(tmp_path / "copy"))
     assert code == 0
-    assert "2 new files" in output
+    assert "2 new or changed files" in output
     assert "<html" in (tmp_path / "copy" / "view.html").read_text()
     assert "page: " in output
     assert digest(tmp_path / "copy/export/model.safetensors") == digest(claim / "run/export/model.safetensors")
@@ -62,7 +62,7 @@ def test_broken_connections_continue_and_a_finished_copy_does_not_start_again(
     assert digest(tmp_path / "copy/export/model.safetensors") == digest(claim / "run/export/model.safetensors")
     assert len(pods.created) == 1
     code, output, _ = rljob("get-results", "small", str(tmp_path / "copy"))
-    assert "0 new files, 0 B received, 2 were there already" in output
+    assert "0 new or changed files, 0 B received, 2 were there already" in output
 
 
 def test_after_ctrl_c_the_pod_is_deleted_and_the_next_command_continues(
@@ -173,6 +173,8 @@ def test_view_means_a_folder_if_there_is_one_and_otherwise_a_job(
         3,
         True,
     )
+    code, _, errors = rljob("view", "other", "--job")
+    assert (code, "folder" in errors, "RLJob other: not found" in errors) == (3, False, True)
     code, _, errors = rljob("view", "./small")
     assert (code, "small: is not a folder" in errors) == (2, True)
     (tmp_path / "small").mkdir()

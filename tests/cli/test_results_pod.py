@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +63,7 @@ def test_the_pod_is_restricted_small_and_runs_as_the_user_who_wrote_the_files(
     labels = {name for name in metadata["labels"] if name.startswith("rljob.dev/")}
     assert labels == {LABEL_RESULTS_OF}, "with the job's labels it would count as a pod of the job"
     assert metadata["ownerReferences"][0]["name"] == "small"
+    assert metadata["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "true"
 
 
 @pytest.mark.usefixtures("claim")
@@ -123,10 +128,11 @@ def test_a_pod_that_does_not_start_in_time_is_an_error_with_its_event(
     clock = SteppedClock()
     clock.after_steps = 3, lambda: job.warn("Pod", pods.names()[0], reason, message, count=1, seen=SINCE)
     monkeypatch.setattr(results, "Clock", lambda: Clock(clock.now, clock.sleep))
-    code, _, errors = rljob("get-results", "small", str(tmp_path / "copy"))
+    code, output, errors = rljob("get-results", "small", str(tmp_path / "copy"))
     assert code == 2
     assert all(text in errors for text in (reason, message, advice)), errors
-    assert 60 <= clock.seconds < 70
+    assert output.count(f"waiting: {message}") == 1
+    assert 300 <= clock.seconds < 310
     wait_until_deleted(pods)
 
 
@@ -138,14 +144,35 @@ def test_while_the_image_is_pulled_the_command_waits(
     clock = SteppedClock()
 
     def pull() -> None:
-        job.http.post(f"/api/v1/namespaces/{job.namespace}/events", json=pulling(job, pods.names()[0]))
+        events = f"/api/v1/namespaces/{job.namespace}/events"
+        kubelet = pulling(job, pods.names()[0])
+        # In the same second, but the scheduler's events have microseconds.
+        times = {"firstTimestamp": None, "lastTimestamp": None, "eventTime": SINCE.replace("Z", ".700000Z")}
+        source = {"reportingComponent": "default-scheduler", "reportingInstance": "s", "action": "Binding"}
+        for event in (kubelet, kubelet | times | source | {"reason": "Scheduled", "message": "assigned"}):
+            job.http.post(events, json=event).raise_for_status()
 
     clock.after_steps = 3, pull
-    clock.later = 200, lambda: job.write_pod_status(pods.names()[0], {"phase": "Running"})
+    clock.later = 500, lambda: job.write_pod_status(pods.names()[0], {"phase": "Running"})
     monkeypatch.setattr(results, "Clock", lambda: Clock(clock.now, clock.sleep))
     code, output, _ = rljob("get-results", "small", str(tmp_path / "copy"))
     assert code == 0
     assert "Pulling image" in output
+
+
+@pytest.mark.usefixtures("claim")
+def test_when_the_terminal_is_closed_the_pod_is_deleted(job: JobCluster, pods: PodRunner, tmp_path: Path) -> None:
+    pods.statuses = [{"phase": "Pending"}]
+    command = [sys.executable, "-m", "rljob_cli", "get-results", "small", str(tmp_path / "copy")]
+    with subprocess.Popen(command, env=job.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        deadline = time.monotonic() + 60
+        while not pods.created:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 130
+    wait_until_deleted(pods)
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_claim_that_does_not_exist_or_has_no_volume_is_an_error_without_a_pod(

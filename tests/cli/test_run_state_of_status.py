@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from rljob.stored_job import stored_job
 from rljob_api.conditions import ALARMS
 from rljob_api.contract_documents import load_run_state
 from rljob_api.run_state import RunPhase, RunState
+from rljob_page.run_files import read_files
+from rljob_page.verdict import Level, verdict_of
 from rljob_testing.cli import job_statuses
 
 CREATED = "2026-01-31T12:00:00Z"
@@ -55,10 +59,39 @@ def test_the_end_of_a_job_is_the_end_of_its_run(
     assert (state.error.kind if state.error else None, state.error.message if state.error else "") == (kind, message)
 
 
-def test_a_job_between_two_attempts_has_not_failed() -> None:
-    state = state_of(job_statuses.RUNNING | {"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]})
-    assert state.activity is not None
-    assert state.activity.startswith("waits for its next attempt (HeadLost): ")
+QUEUED = job_statuses.condition("QuotaReserved", "False", "Queued", CREATED, "waits in queue research")
+
+
+@pytest.mark.parametrize(
+    ("changes", "activity"),
+    [
+        (
+            {"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]},
+            "waits for its next attempt (HeadLost)",
+        ),
+        (
+            {"attempts": [job_statuses.ATTEMPT | {"state": "Queued"}], "conditions": [QUEUED]},
+            "waits (Queued): waits in queue research",
+        ),
+    ],
+)
+def test_a_job_that_waits_has_not_failed_and_is_not_silent(
+    tmp_path: Path, changes: dict[str, object], activity: str
+) -> None:
+    (tmp_path / "rljob-run-state.json").write_text(json.dumps(wire_state(job_statuses.RUNNING | changes)))
+    (tmp_path / "metrics.jsonl").touch()
+    verdict = verdict_of(read_files(tmp_path), {}, datetime.now(UTC))
+    assert (verdict.is_active, verdict.level) == (True, Level.GOOD)
+    assert verdict.title == f"Starting at step 12 of 80: {activity}"
+
+
+def test_a_trainer_that_has_just_started_again_is_not_silent() -> None:
+    since = "2026-01-31T15:00:00Z"
+    state = state_of(job_statuses.RUNNING | {"attempts": [job_statuses.ATTEMPT | {"runningSince": since}]})
+    assert state.written_at == since
+    newer = {"runningSince": since, "runStateAt": "2026-01-31T15:00:30.5Z"}
+    state = state_of(job_statuses.RUNNING | {"attempts": [job_statuses.ATTEMPT | newer]})
+    assert state.written_at == newer["runStateAt"]
 
 
 def test_the_run_has_all_alarms_of_the_status_and_no_steps_that_the_status_does_not_have() -> None:

@@ -14,7 +14,7 @@ from rljob.job_source import job_in_file, job_of_values
 from rljob.job_state import is_to_be_retried
 from rljob.log_options import Container, LogOptions
 from rljob.polling import Clock, poll_until_finished
-from rljob.results.copying import NoProgress, copying, write_run_state
+from rljob.results.copying import NoProgress, copying, newest_state, write_run_state
 from rljob.results.fetching import Fetched
 from rljob.results.selection import selection_of
 from rljob.stored_job import StoredJob
@@ -63,8 +63,8 @@ class Client:
         changes: Sequence[str] = (),
         dry_run: bool = False,
     ) -> Submission:
-        """Creates the job, or changes the existing one with its name, of which only suspend, runPolicy, and the labels
-        for queue and priority can change.
+        """Creates the job, or changes the existing one with its name, of which only runPolicy, suspend, queue and
+        priority can change.
 
         Args:
             job: The job, its wire form (as in a job file), or the path of a job file.
@@ -101,6 +101,8 @@ class Client:
         """
         seen: StoredJob | None = None
         for job in poll_until_finished(self._cluster, name, self._clock, _ignored):
+            if seen is not None and job.metadata.uid != seen.metadata.uid:
+                raise deleted_meanwhile(seen.where)
             if seen is None or _shown(job) != _shown(seen):
                 yield job
             seen = job
@@ -187,8 +189,8 @@ class Client:
         job = self._cluster.job(name)
         chosen, target = selection_of(only, checkpoints=checkpoints, logs=logs), Path(folder)
         with copying(self._cluster, job, target, chosen, NoProgress(), image, self._clock) as copy:
-            fetched = copy()
-        write_run_state(job, target)
+            fetched = copy.run()
+        write_run_state(newest_state(self._cluster, job), target)
         return fetched
 
     def suspend(self, name: str, *, wait: bool = False, timeout_seconds: float | None = None) -> StoredJob:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ _PIECE_BYTES = 64 * 1024
 _MAX_PATCHES = 10
 """How often a change is tried at most, while the operator writes the status between reading and changing the job."""
 _PAGE_SIZE, _MAX_PAGES = 500, 4
-"""Worker pods in one response, and the number of responses that are read of one namespace at most."""
+"""Objects in one response, and the number of responses with worker pods that are read of one namespace at most."""
 _JSON = "application/json, */*"
 _ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Media type with which the API server leaves out spec and status: of a pod this is 90 %."""
@@ -96,7 +97,7 @@ class Cluster:
         by namespace and name."""
         path = f"{API_PATH}/{PLURAL}" if everywhere else self._job_path()
         query = [] if selector is None else [("labelSelector", selector)]
-        return [_stored(item) for item in _items(self._json("GET", path, query))]
+        return [_stored(item) for page in self._pages(path, query) for item in _items(page)]
 
     def job_names(self) -> list[str]:
         """The names of the first jobs of the namespace, from a small response."""
@@ -139,18 +140,12 @@ class Cluster:
     def placed_worker_pods(self, namespace: str) -> PlacedPods:
         """The worker pods of all jobs of a namespace that have a node and have not ended, also those of jobs that wait
         and of kept clusters. Reads only their metadata, and at most `_MAX_PAGES` pages."""
-        path, found, token = f"/api/v1/namespaces/{namespace}/pods", Counter[str](), ""
+        path, found, is_complete = f"/api/v1/namespaces/{namespace}/pods", Counter[str](), True
         query = [("labelSelector", f"{LABEL_JOB_UID},{LABEL_POOL}"), ("fieldSelector", _ON_NODES)]
-        for _ in range(_MAX_PAGES):
-            page = self._json(
-                "GET", path, [*query, ("limit", str(_PAGE_SIZE)), ("continue", token)], accept=_ONLY_METADATA
-            )
+        for page in islice(self._pages(path, query, _ONLY_METADATA), _MAX_PAGES):
             found.update(Pod.model_validate(item).metadata.labels.get(LABEL_JOB, "?") for item in _items(page))
-            metadata = page.get("metadata")
-            token = str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
-            if not token:
-                break
-        return PlacedPods(dict(found.most_common()), not token)
+            is_complete = not _continue_token(page)
+        return PlacedPods(dict(found.most_common()), is_complete)
 
     def nodes(self) -> list[Json]:
         """The nodes of the cluster, as API objects."""
@@ -210,6 +205,16 @@ class Cluster:
         would give the path of all jobs."""
         path = f"{API_PATH}/namespaces/{checked_name('--namespace', self.namespace)}/{PLURAL}"
         return path if name is None else f"{path}/{checked_name('NAME', name)}"
+
+    def _pages(self, path: str, query: Query, accept: str = _JSON) -> Iterator[Json]:
+        """The responses to a request for a list, each with at most `_PAGE_SIZE` objects."""
+        token = ""
+        while True:
+            page = self._json("GET", path, [*query, ("limit", str(_PAGE_SIZE)), ("continue", token)], accept=accept)
+            yield page
+            token = _continue_token(page)
+            if not token:
+                return
 
     def _json(
         self,
@@ -322,6 +327,12 @@ def _plain_errors(cluster: str) -> Iterator[None]:
                 "server in the kubeconfig"
             ) from error
         raise ClusterUnreachableError(cluster, reason) from error
+
+
+def _continue_token(page: Json) -> str:
+    """The token for the next page of a list; empty after the last one."""
+    metadata = page.get("metadata")
+    return str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
 
 
 def _items(found: Json) -> list[Json]:

@@ -18,6 +18,12 @@ class _Part(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True)
 
 
+class OwnerReference(_Part):
+    """The object to which another one belongs."""
+
+    uid: str = ""
+
+
 class ObjectMeta(_Part):
     """Metadata of any object."""
 
@@ -30,6 +36,7 @@ class ObjectMeta(_Part):
     annotations: dict[str, str] = {}
     creation_timestamp: datetime
     deletion_timestamp: datetime | None = None
+    owner_references: tuple[OwnerReference, ...] = ()
 
 
 class Waiting(_Part):

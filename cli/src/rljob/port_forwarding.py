@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rljob.cluster import Cluster
-from rljob.errors import ClusterError
+from rljob.errors import RLJobError
 from rljob.plain_text import one_line
 
 if TYPE_CHECKING:
@@ -76,11 +76,12 @@ class PortForwarding:
                 upload.start()
                 if (failure := _download(remote, local)) is not None:
                     self._note(f"the pod rejected a connection ({failure})")
-                # This ends the other thread.
+                # This ends the other thread, which reads from one of them or writes to the other.
                 with suppress(OSError):
                     local.shutdown(socket.SHUT_RDWR)
+                remote.shutdown()  # type: ignore[no-untyped-call]
                 upload.join()
-        except ClusterError as error:
+        except RLJobError as error:
             self._note(f"a connection failed ({one_line(error)}); reload the page to try again")
         finally:
             self._free.release()

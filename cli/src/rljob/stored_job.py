@@ -126,6 +126,12 @@ class StoredJob:
         return given if isinstance(given, str) else None
 
     @property
+    def service_account(self) -> str | None:
+        """`spec.serviceAccountName`."""
+        given = self._spec_wire().get("serviceAccountName")
+        return given if isinstance(given, str) else None
+
+    @property
     def image_pull_secrets(self) -> list[str]:
         """The names of the Secrets in `spec.imagePullSecrets`."""
         given = self._spec_wire().get("imagePullSecrets")

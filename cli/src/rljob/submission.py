@@ -162,9 +162,9 @@ def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
 def _other_spec_message(source: str, stored: StoredJob, shown: list[str], flags: str) -> str:
     delete = f"rljob delete {stored.metadata.name}{flags}"
     lines = [
-        f"{source}: {stored.where} already exists with another spec, and of an existing job only suspend, runPolicy,"
-        " and the labels for queue and priority can change; use another metadata.name, or delete the job first"
-        f" (`{delete}`). Differences, stored -> file:",
+        f"{source}: {stored.where} already exists with another spec, and only runPolicy, suspend, queue and"
+        f" priority of an existing job can change; use another metadata.name, or delete the job first (`{delete}`)."
+        " Differences, stored -> file:",
         *(f"  {line}" for line in shown[:_MAX_DIFFERENCES]),
     ]
     if len(shown) > _MAX_DIFFERENCES:

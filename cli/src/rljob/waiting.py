@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from rljob.cluster import Cluster
 from rljob.errors import (
+    ClusterUnreachableError,
     JobFinishedError,
     JobNotFoundError,
     RejectedError,
@@ -17,7 +19,7 @@ from rljob.errors import (
 from rljob.job_state import attempt_state, attempt_under_way, is_running, is_to_be_retried
 from rljob.job_status import condition
 from rljob.plain_text import duration_text, one_line, shortened
-from rljob.polling import POLL_SECONDS, Clock, poll_job
+from rljob.polling import MAX_UNREACHABLE_SECONDS, POLL_SECONDS, Clock, poll_job
 from rljob.stored_job import StoredJob
 from rljob_api.conditions import ConditionType
 from rljob_api.names import similar_names
@@ -119,15 +121,27 @@ def wait(
 def wait_until_deleted(
     cluster: Cluster, job: StoredJob, clock: Clock, report: Report, timeout_seconds: float | None = None
 ) -> None:
-    """Waits until the job and all its pods are deleted. Raises WaitTimeoutError."""
+    """Waits until the job and all its pods are deleted.
+
+    Raises:
+        WaitTimeoutError: the time has passed.
+        ClusterUnreachableError: the API server was unreachable for ten minutes.
+    """
     reported, began = "", clock.now()
+    unreachable_since: datetime | None = None
     while True:
-        left = [pod.metadata.name for pod in cluster.pods(job)]
-        if not left and _is_deleted(cluster, job):
-            return
-        what = ", ".join(left) or "the job"
-        if timeout_seconds is not None and (clock.now() - began).total_seconds() >= timeout_seconds:
-            raise WaitTimeoutError(f"{job.where}: waited for {duration_text(timeout_seconds)}; {what} still exists")
+        now = clock.now()
+        try:
+            left = [pod.metadata.name for pod in cluster.pods(job)]
+            if not left and _is_deleted(cluster, job):
+                return
+            what, unreachable_since = ", ".join(left) or "the job", None
+        except ClusterUnreachableError as error:
+            what, unreachable_since = f"the API server ({error.reason})", unreachable_since or now
+            if (now - unreachable_since).total_seconds() > MAX_UNREACHABLE_SECONDS:
+                raise
+        if timeout_seconds is not None and (now - began).total_seconds() >= timeout_seconds:
+            raise WaitTimeoutError(f"{job.where}: waited for {duration_text(timeout_seconds)} for {what}")
         if what != reported:
             reported = what
             report(f"waiting for {what}")

@@ -29,8 +29,8 @@ def submit_command(
 ) -> None:
     """Create or update a job on a Kubernetes cluster, which must have the operator.
 
-    Of an existing job only suspend, runPolicy, and the labels for queue and priority can change. A file with other
-    differences is rejected."""
+    Of an existing job only runPolicy, suspend, queue and priority can change; a file with other differences is
+    rejected."""
     from rljob.cluster import ClusterOptions
     from rljob_cli.cluster.submit import submit
     from rljob_cli.cluster.watching import watch_job

@@ -58,7 +58,7 @@ def view_command(
 
     _treat_termination_as_ctrl_c()
     cluster = ClusterOptions(context, namespace, kubeconfig)
-    raise typer.Exit(view_job(cluster, run, image, options, console()))
+    raise typer.Exit(view_job(cluster, run, image, options, console(), may_be_folder=not is_job))
 
 
 @app.command("get-results")

@@ -21,9 +21,6 @@ _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
 _MAX_STDIN_BYTES = 16 * 1024
 """Bytes of standard input in one message. Some proxies reject long messages."""
 _MAX_STDERR_BYTES = 4096
-SILENT_SECONDS = 30.0
-"""A connection that delivers nothing for this time is treated as broken. The program writes at least every few
-seconds."""
 
 
 class BrokenConnectionError(Exception):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob.cluster import Cluster
-from rljob.errors import ResultsError
+from rljob.errors import ResultsError, RLJobError
 from rljob.job_state import storage_uri
 from rljob.polling import Clock
 from rljob.results.fetching import Fetch, Fetched, FetchProgress
@@ -17,6 +20,9 @@ from rljob.results.run_state import run_state
 from rljob.results.selection import MARKER_FILE, Selection
 from rljob.stored_job import StoredJob
 from rljob_api.constants import RUN_STATE_FILE_NAME
+
+LOCK_SECONDS = 1.0
+"""Between two tries to copy into a folder into which another process copies."""
 
 
 class NoProgress:
@@ -32,6 +38,16 @@ class NoProgress:
         """Ignores it."""
 
 
+@dataclass(frozen=True)
+class Copying:
+    """Copies of the results of one job into one folder."""
+
+    run: Callable[[], Fetched]
+    """Copies what is new. Raises RLJobError."""
+    release: Callable[[], None]
+    """Deletes the pod, which keeps the volume on its node; the next copy needs another one."""
+
+
 @contextmanager
 def copying(
     cluster: Cluster,
@@ -41,8 +57,8 @@ def copying(
     progress: FetchProgress,
     image: str | None,
     clock: Clock,
-) -> Iterator[Callable[[], Fetched]]:
-    """Yields a function that copies what is new. The pod is deleted at the end.
+) -> Iterator[Copying]:
+    """Prepares a copy. The pod is deleted at the end.
 
     Args:
         image: Image of the pod; None for the image of the job.
@@ -50,46 +66,129 @@ def copying(
     Raises:
         RLJobError: nothing can be copied, for example because the pod does not start.
     """
-    _claim_folder(folder, job)
+    with _errors_of(folder):
+        _check_folder(folder, job)
     with ResultsPod(cluster, job, progress.note, image, clock) as pod:
         fetch = Fetch(pod.connect, selection, folder, progress, clock.sleep)
 
-        def copy() -> Fetched:
-            fetched = fetch.run()
+        def run() -> Fetched:
+            with _claimed(folder, job, progress.note, clock):
+                fetched = fetch.run()
             if not fetched.written and not fetched.num_unchanged and not fetched.problems:
                 raise ResultsError(f"{job.where}: its folder {storage_uri(job)} has none of these files yet")
             return fetched
 
+        def release() -> None:
+            fetch.close()
+            pod.delete()
+
         try:
-            yield copy
+            yield Copying(run, release)
         finally:
             fetch.close()
 
 
 def write_run_state(job: StoredJob, folder: Path) -> None:
-    """Writes the state of the run, which is not among the files of the claim."""
+    """Writes the state of the run, which is not among the files of the claim. Raises ResultsError."""
     state = run_state(job)
-    if state is not None:
-        temporary = folder / f"{RUN_STATE_FILE_NAME}.tmp"
+    if state is None:
+        return
+    temporary = folder / f".{RUN_STATE_FILE_NAME}.{os.getpid()}.tmp"
+    with _errors_of(folder):
         temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
         temporary.replace(folder / RUN_STATE_FILE_NAME)
 
 
-def _claim_folder(folder: Path, job: StoredJob) -> None:
-    """Writes the file that names the job. Raises ResultsError if the folder has other files: those of a run on this
-    machine or of another job would be overwritten."""
-    marker = folder / MARKER_FILE
-    content = json.dumps({"job": f"{job.metadata.namespace}/{job.metadata.name}", "storage": storage_uri(job)})
+def newest_state(cluster: Cluster, job: StoredJob) -> StoredJob:
+    """The job as it is now, because a copy may have taken long; as it was, if this cannot be read."""
     try:
-        if marker.is_file():
-            is_ours = marker.read_text(encoding="utf-8") == content
-        else:
-            is_ours = not folder.exists() or not any(folder.iterdir())
-        if not is_ours:
-            raise ResultsError(
-                f"{folder}: has files of something else than {job.where}; choose an empty or a new folder"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        marker.write_text(content, encoding="utf-8")
+        found = cluster.job(job.name)
+    except RLJobError:
+        return job
+    return found if found.metadata.uid == job.metadata.uid else job
+
+
+@contextmanager
+def _claimed(folder: Path, job: StoredJob, note: Callable[[str], None], clock: Clock) -> Iterator[None]:
+    """Writes the file that names the job, and locks it: only one process at a time copies into the folder. A folder in
+    which nothing else is at the end is removed.
+
+    Raises:
+        ResultsError: the folder has other files, or cannot be written.
+    """
+    marker, has_noted = folder / MARKER_FILE, False
+    while True:
+        with _errors_of(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = marker.open("ab")
+        if _lock(file.fileno()) and _is_file(marker, file.fileno()):
+            break
+        file.close()
+        if not has_noted:
+            note(f"waiting: another process copies into {folder}")
+            has_noted = True
+        clock.sleep(LOCK_SECONDS)
+    try:
+        with _errors_of(folder):
+            _check_folder(folder, job)
+            if marker.read_bytes() != _owner(job):
+                marker.write_bytes(_owner(job))
+            # The time of the last use.
+            os.utime(marker)
+        yield
+    finally:
+        with suppress(OSError):
+            if [entry.name for entry in folder.iterdir()] == [MARKER_FILE]:
+                marker.unlink()
+                folder.rmdir()
+        file.close()
+
+
+def _lock(file: int) -> bool:
+    """Locks a file until it is closed. Returns False if another process has locked it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # Some network file systems have no locks.
+            return True
+    return True
+
+
+def _is_file(path: Path, file: int) -> bool:
+    """Whether the open file still has this path: the process that had locked it may have removed it."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except OSError:
+        return False
+
+
+def _check_folder(folder: Path, job: StoredJob) -> None:
+    """Raises ResultsError if the folder has other files: those of a run on this machine, of another job, or of an
+    earlier job with the same name would be mixed with those of the job."""
+    if not folder.exists():
+        return
+    marker = folder / MARKER_FILE
+    owner = marker.read_bytes() if marker.is_file() else b""
+    if owner != _owner(job) and (owner or any(entry.name != MARKER_FILE for entry in folder.iterdir())):
+        raise ResultsError(
+            f"{folder}: has files of something else than {job.where}, such as those of an earlier job of this name;"
+            " choose an empty or a new folder"
+        )
+
+
+def _owner(job: StoredJob) -> bytes:
+    """The content of the file that names the job."""
+    return json.dumps({"job": f"{job.metadata.namespace}/{job.name}", "uid": job.metadata.uid}).encode()
+
+
+@contextmanager
+def _errors_of(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ResultsError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None

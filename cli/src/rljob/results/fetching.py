@@ -30,7 +30,12 @@ MAX_FAILURES = 8
 """How many connections in a row may break without a new byte before the copy gives up."""
 MAX_CHANGES = 5
 """How often a file may change while it is read before it is left out."""
+MAX_LISTINGS = 3
+"""How often the files are listed, if some were deleted or replaced after they had been listed."""
 _PIECE_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_THE_DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EIO)
+"""Errors that are not about the name of one file."""
 
 
 class FetchProgress(Protocol):
@@ -65,36 +70,42 @@ class Fetched:
 class _Partial:
     """The bytes of one file that were received so far, on the disk."""
 
-    def __init__(self, path: Path, target: Path) -> None:
+    def __init__(self, path: Path, target: Path, start: int) -> None:
+        """`start`: the first byte that is needed; before it, the file has a hole."""
         self._path = path
         self._target = target
-        self.size = 0
+        self._start = start
+        self.size = start
         self.digest = hashlib.sha256()
 
     def load(self, remote_size: int) -> None:
         """Finds the bytes that are there: of a broken copy or, for a file that has grown, of the finished copy."""
         if not self._path.exists() and self._target.is_file() and self._target.stat().st_size < remote_size:
-            shutil.copyfile(self._target, self._path)
+            with self._target.open("rb") as old, self._path.open("wb") as new:
+                old.seek(self._start)
+                new.seek(self._start)
+                shutil.copyfileobj(old, new, _PIECE_BYTES)
         if self._path.exists():
             with self._path.open("rb") as file:
+                file.seek(self._start)
                 while piece := file.read(_PIECE_BYTES):
                     self.digest.update(piece)
                     self.size += len(piece)
 
     def wanted(self, path: str) -> Wanted:
         """The request for the rest of the file."""
-        return Wanted(path, self.size, self.digest.hexdigest())
+        return Wanted(path, self.size, self.digest.hexdigest(), self._start)
 
     def receive(self, events: Iterator[Begin | bytes | End | Failed], progress: _Counted) -> Failed | None:
         """Writes the bytes of one file. Returns why it failed, or None if it is complete and has its name."""
         begin = next(events)
         if isinstance(begin, Failed):
             return begin
-        if not isinstance(begin, Begin) or begin.offset not in (0, self.size):
+        if not isinstance(begin, Begin) or begin.offset not in (self._start, self.size):
             raise BrokenConnectionError("the pod sent an unexpected response")
-        if begin.offset == 0:
-            self.size, self.digest = 0, hashlib.sha256()
-        with self._path.open("r+b" if begin.offset else "wb") as file:
+        if begin.offset == self._start:
+            self.size, self.digest = self._start, hashlib.sha256()
+        with self._path.open("r+b" if self._path.exists() else "wb") as file:
             file.truncate(self.size)
             file.seek(self.size)
             progress.begin(self.size, begin.size)
@@ -107,15 +118,29 @@ class _Partial:
                 self.digest.update(event)
                 self.size += len(event)
                 progress.add(len(event))
+        failed = event if isinstance(event, Failed) else Failed("its SHA-256 differs after the copy", "changed")
         if isinstance(event, End) and event.digest == self.digest.hexdigest() and self.size == begin.size:
-            self._finish(begin.mtime_ns)
-            return None
+            try:
+                self._finish(begin.mtime_ns)
+                return None
+            except OSError as error:
+                if error.errno in _OF_THE_DISK:
+                    raise
+                failed = Failed(f"cannot be written here ({error.strerror})", "error")
         self._path.unlink()
         progress.discard()
-        return event if isinstance(event, Failed) else Failed("its SHA-256 differs after the copy", "changed")
+        return failed
 
     def _finish(self, mtime_ns: int) -> None:
+        """Gives the file its name. What has the name now, or the name of one of its folders, was replaced in the
+        claim, too."""
+        folder = self._path.parent.parent
+        for parent in self._target.parents:
+            if parent != folder and parent.is_relative_to(folder) and parent.is_file():
+                parent.unlink()
         self._target.parent.mkdir(parents=True, exist_ok=True)
+        if self._target.is_dir():
+            shutil.rmtree(self._target)
         os.utime(self._path, ns=(mtime_ns, mtime_ns))
         self._path.replace(self._target)
 
@@ -133,7 +158,8 @@ class _Counted:
         self.received = 0
 
     def plan(self, files: Mapping[Path, RemoteFile]) -> None:
-        self._num_files, self._num_bytes = len(files), sum(file.size for file in files.values())
+        self._num_files += len(files)
+        self._num_bytes += sum(file.size for file in files.values())
         self._progress.plan(self._num_files, self._num_bytes)
 
     def next_file(self, listed_bytes: int) -> None:
@@ -184,6 +210,7 @@ class Fetch:
         self._reader: PodReader | None = None
         self._changes: dict[Path, int] = {}
         self._without_manifest: set[str | None] = set()
+        self._gone: list[str] = []
 
     def run(self) -> Fetched:
         """Copies all selected files that are not there yet.
@@ -194,21 +221,30 @@ class Fetch:
         result = Fetched()
         self._changes, self._without_manifest = {}, set()
         try:
-            waiting = self._with_retries(lambda: self._list(result))
-            _check_disk(self._folder, self._partial_folder, waiting)
-            self._partial_folder.mkdir(parents=True, exist_ok=True)
             self._counted = _Counted(self._progress)
-            self._counted.plan(waiting)
-            while waiting:
-                self._with_retries(lambda: self._read(waiting, result))
+            for _ in range(MAX_LISTINGS):
+                self._gone = []
+                self._copy(result)
+                if not self._gone:
+                    break
+            result.problems += [f"{one_line(path)}: was deleted in the meantime" for path in self._gone]
             result.num_bytes = self._counted.received
             shutil.rmtree(self._partial_folder, ignore_errors=True)
         except OSError as error:
-            full = "; free space, or choose another folder" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            full = "; free space, or choose another folder" if error.errno in _FULL else ""
             raise ResultsError(
                 f"{error.filename or self._folder}: cannot be written ({error.strerror}){full}"
             ) from error
         return result
+
+    def _copy(self, result: Fetched) -> None:
+        waiting = self._with_retries(lambda: self._list(result))
+        needed = sum(file.size - self._selection.start_of(file.path, file.size) for file in waiting.values())
+        _check_disk(self._folder, self._partial_folder, needed)
+        self._partial_folder.mkdir(parents=True, exist_ok=True)
+        self._counted.plan(waiting)
+        while waiting:
+            self._with_retries(lambda: self._read(waiting, result))
 
     def close(self) -> None:
         """Closes the connection."""
@@ -245,14 +281,24 @@ class Fetch:
         result.ignored, result.problems, result.num_unchanged = _ignored_text(found), [], 0
         files = {file.path: file for file in found.files if self._selection.wants(file.path)}
         wanted: dict[Path, RemoteFile] = {}
+        for path, reason in found.unreadable.items():
+            if path in self._selection.folders or self._selection.wants(f"{path}/"):
+                result.problems.append(f"{one_line(path)}: {one_line(reason)}")
+                self._without_manifest.add(manifest_of(path))
+        written = set(result.written)
         for path in complete_checkpoints(files):
             target = local_path(path, self._folder)
-            if target is None:
+            if target is None or not _can_exist(target):
                 result.problems.append(f"'{one_line(path)}': has a name that cannot be used here")
-            elif _is_same(target, files[path]):
-                result.num_unchanged += 1
-            else:
+                self._without_manifest.add(manifest_of(path))
+            elif path in self._without_manifest:
+                result.problems.append(
+                    f"{one_line(path)}: left out, because other files of this checkpoint are missing"
+                )
+            elif not _is_same(target, files[path]):
                 wanted[target] = files[path]
+            elif target not in written:
+                result.num_unchanged += 1
         return wanted
 
     def _read(self, waiting: dict[Path, RemoteFile], result: Fetched) -> None:
@@ -275,7 +321,10 @@ class Fetch:
                 self._changes.pop(target, None)
             elif not self._may_retry(target, failed):
                 del waiting[target]
-                result.problems.append(f"{one_line(file.path)}: {one_line(failed.reason)}")
+                if failed.kind == "gone":
+                    self._gone.append(file.path)
+                else:
+                    result.problems.append(f"{one_line(file.path)}: {one_line(failed.reason)}")
                 self._without_manifest.add(manifest_of(file.path))
             if file.path in self._without_manifest:
                 # A checkpoint that lacks a file must not look complete.
@@ -283,7 +332,7 @@ class Fetch:
 
     def _partial(self, target: Path, file: RemoteFile) -> _Partial:
         name = hashlib.sha256(os.fsencode(file.path)).hexdigest()
-        partial = _Partial(self._partial_folder / name, target)
+        partial = _Partial(self._partial_folder / name, target, self._selection.start_of(file.path, file.size))
         partial.load(file.size)
         return partial
 
@@ -301,11 +350,20 @@ def _is_same(target: Path, file: RemoteFile) -> bool:
     return target.is_file() and (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns)
 
 
-def _check_disk(folder: Path, partial_folder: Path, files: Mapping[Path, RemoteFile]) -> None:
-    """Raises ResultsError if the files do not fit on the disk."""
+def _can_exist(target: Path) -> bool:
+    """Whether the file system accepts the name."""
+    try:
+        target.lstat()
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return True
+
+
+def _check_disk(folder: Path, partial_folder: Path, num_bytes: int) -> None:
+    """Raises ResultsError if so many bytes do not fit on the disk."""
     existing = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     there = sum(file.stat().st_size for file in partial_folder.iterdir()) if partial_folder.is_dir() else 0
-    needed = sum(file.size for file in files.values()) - there
+    needed = num_bytes - there
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise ResultsError(
@@ -320,4 +378,4 @@ def _ignored_text(listing: Listing) -> list[str]:
         return []
     names = ", ".join(f"'{one_line(name)}'" for name in listing.ignored)
     more = ", ..." if listing.num_ignored > len(listing.ignored) else ""
-    return [f"{listing.num_ignored} links, devices or unreadable folders: {names}{more}"]
+    return [f"{listing.num_ignored} links or devices: {names}{more}"]

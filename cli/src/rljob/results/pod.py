@@ -48,6 +48,8 @@ ACTIVE_SECONDS = 3600
 """The pod ends after this time in any case. A copy that takes longer continues with another pod."""
 _OLD = timedelta(minutes=40)
 """A pod that has not started after this time is a left-over. A command waits less long for the start (`pod_start`)."""
+_LATE_SECONDS = 1.0
+"""Time for the API server to handle a request to create a pod, after the command has stopped waiting for it."""
 _DEFAULT_USER = 1000
 """User of the job's pods if the status does not say it: the chart's default."""
 _RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -86,38 +88,18 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
     """The pod. It complies with the restricted Pod Security Standard, and gets no token for the API server."""
     storage = job.storage
     assert storage is not None, "the command rejects a job without storage"
-    program = inspect.getsource(pod_program)
     user = {} if runs_as.user is None else {"runAsUser": runs_as.user}
     # `fsGroup` would change the group of all files; as a further group of the process it changes nothing.
     groups = {} if runs_as.user is None else {"supplementalGroups": [runs_as.user]}
     profile = {"seccompProfile": {"type": "RuntimeDefault"}}
-    container: Json = {
-        "name": CONTAINER,
-        "image": runs_as.image,
-        **({"imagePullPolicy": runs_as.pull_policy} if runs_as.pull_policy else {}),
-        "command": [*_PYTHON, _RUN_PROGRAM, "wait", str(IDLE_SECONDS)],
-        "env": [{"name": _PROGRAM_VARIABLE, "value": program.replace("$(", "$$(")}],
-        "resources": _RESOURCES,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "volumeMounts": [
-            {
-                "name": "storage",
-                "mountPath": POD_STORAGE_FOLDER,
-                "subPath": storage.sub_path or job.metadata.name,
-                "readOnly": True,
-            }
-        ],
-    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": name,
             "labels": {"app.kubernetes.io/managed-by": "rljob", LABEL_RESULTS_OF: job.metadata.uid},
+            # Without this, the cluster's autoscaler keeps the node for a pod without a controller.
+            "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
             "ownerReferences": [
                 {
                     "apiVersion": f"{API_GROUP}/{API_VERSION}",
@@ -131,15 +113,35 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
             "restartPolicy": "Never",
             "activeDeadlineSeconds": ACTIVE_SECONDS,
             "terminationGracePeriodSeconds": 1,
+            # A login for the image's registry may be in the account.
+            **({"serviceAccountName": job.service_account} if job.service_account else {}),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": {"runAsNonRoot": True, **user, **groups, **profile},
             "imagePullSecrets": [{"name": secret} for secret in job.image_pull_secrets],
-            "containers": [container],
+            "containers": [_container(runs_as, storage.sub_path or job.metadata.name)],
             # The volume itself is not read-only: some drivers mount a volume on a node either read-only or writable.
             "volumes": [{"name": "storage", "persistentVolumeClaim": {"claimName": storage.persistent_volume_claim}}],
             **placement.pod_fields(),
         },
+    }
+
+
+def _container(runs_as: PodUser, folder: str) -> Json:
+    program = inspect.getsource(pod_program)
+    return {
+        "name": CONTAINER,
+        "image": runs_as.image,
+        **({"imagePullPolicy": runs_as.pull_policy} if runs_as.pull_policy else {}),
+        "command": [*_PYTHON, _RUN_PROGRAM, "wait", str(IDLE_SECONDS)],
+        "env": [{"name": _PROGRAM_VARIABLE, "value": program.replace("$(", "$$(")}],
+        "resources": _RESOURCES,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": "storage", "mountPath": POD_STORAGE_FOLDER, "subPath": folder, "readOnly": True}],
     }
 
 
@@ -161,12 +163,13 @@ class ResultsPod:
         self._runs_as = pod_user(job, image)
         self._pods = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         self._name: str | None = None
+        self._is_unanswered = False
 
     def __enter__(self) -> ResultsPod:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._delete_own()
+        self.delete()
 
     def connect(self) -> Connection:
         """A connection to the program in the pod. Creates a pod if there is none that runs.
@@ -177,7 +180,7 @@ class ResultsPod:
         """
         try:
             if self._name is None or not self._is_running(self._name):
-                self._delete_own()
+                self.delete()
                 self._start()
             assert self._name is not None
             command = [*_PYTHON, _RUN_PROGRAM, "serve", POD_STORAGE_FOLDER]
@@ -194,8 +197,10 @@ class ResultsPod:
         self._delete_left_overs()
         # The name is set first, so that the pod is deleted also if the command is stopped during the next request.
         self._name = f"{self._job.metadata.name}-results-{secrets.token_hex(3)}"
+        self._is_unanswered = True
         try:
             self._cluster.request("POST", self._pods, body=manifest(self._job, self._name, self._runs_as, placement))
+            self._is_unanswered = False
         except ClusterUnreachableError:
             raise
         except NotAllowedError:
@@ -224,18 +229,24 @@ class ResultsPod:
             if pod.status.phase in ("Succeeded", "Failed") or (pod.status.phase == "Pending" and is_old):
                 self._delete(pod.metadata.name)
 
-    def _delete_own(self) -> None:
+    def delete(self) -> None:
+        """Deletes the pod of this command; the next connection creates another one. Raises nothing."""
         name, self._name = self._name, None
-        if name is not None:
-            self._delete(name)
+        if name is None or self._delete(name) or not self._is_unanswered:
+            return
+        # Ctrl-C during the request that creates the pod: the API server may handle it later.
+        self._clock.sleep(_LATE_SECONDS)
+        self._delete(name)
 
-    def _delete(self, name: str) -> None:
+    def _delete(self, name: str) -> bool:
+        """Deletes a pod. Returns False if it does not exist."""
         try:
             self._cluster.request("DELETE", f"{self._pods}/{name}", [("gracePeriodSeconds", "1")])
         except ObjectNotFoundError:
-            return
-        except ClusterError as error:
+            return False
+        except (ClusterError, RejectedError) as error:
             self._note(
-                f"pod {name} could not be deleted ({one_line(error)}); it ends by itself {IDLE_SECONDS // 60} minutes"
-                " after its last connection"
+                f"pod {name} could not be deleted ({one_line(error)}); it ends by itself some minutes after its last"
+                " connection"
             )
+        return True

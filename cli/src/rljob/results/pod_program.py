@@ -10,12 +10,13 @@ output: lines of JSON, some of which are followed by bytes of a file.
 
     {"list": ["run"], "skip": ["run/logs"]}         list the files of these folders, without the skipped paths
     -> {"path": "run/a.log", "size": 5, "mtime_ns": 17...}   for each regular file
-    -> {"end": true, "ignored": ["run/link"], "num_ignored": 1}   links, devices, and folders that cannot be read
+    -> {"failed": "run/b", "reason": "Permission denied"}         for what cannot be read
+    -> {"end": true, "ignored": ["run/link"], "num_ignored": 1}   links and devices
 
-    {"read": [["run/a.log", 3, "SHA-256 of the first 3 bytes"]]}    read files; the caller already has 3 bytes
-    -> {"begin": 5, "offset": 3, "mtime_ns": 17...}          5 bytes in total; `offset` is 0 if the 3 bytes differ
+    {"read": [["run/a.log", 3, "SHA-256 of bytes 1 and 2", 1]]}   read files from byte 1; the caller has 3 bytes
+    -> {"begin": 5, "offset": 3, "mtime_ns": 17...}          5 bytes in total; `offset` is 1 if bytes 1 and 2 differ
     -> {"data": 2} and 2 bytes                               repeated
-    -> {"end": "SHA-256 of all 5 bytes"}
+    -> {"end": "SHA-256 of bytes 1 to 4"}
     or {"failed": "reason", "kind": "changed"}               instead; the kind is `changed` (while it was read),
                                                              `gone` (deleted since it was listed) or `error`
 
@@ -35,6 +36,9 @@ import time
 PIECE_BYTES = 1 << 20
 REPORT_SECONDS = 2.0
 """After this time without output, the program writes a `wait` line, so that the caller knows that it is alive."""
+IDLE_SECONDS = 300
+"""`serve` is killed after this time without a request, and if nobody reads its output for so long: the connection of a
+machine that has disappeared may stay open for hours."""
 MAX_FILES = 200_000
 MAX_IGNORED_LISTED = 10
 
@@ -61,6 +65,7 @@ class Output:
 
     def _write(self, piece: bytes) -> None:
         view = memoryview(piece)
+        signal.alarm(IDLE_SECONDS)
         while view:
             view = view[os.write(1, view) :]
         self._last = time.monotonic()
@@ -76,8 +81,8 @@ def list_files(root: str, folders: list[str], skip: set[str], output: Output) ->
             entries = sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name)
         except FileNotFoundError:
             continue
-        except OSError:
-            ignored.append(folder)
+        except OSError as error:
+            output.line({"failed": folder, "reason": error.strerror or str(error)})
             continue
         for entry in entries:
             path = folder + "/" + entry.name
@@ -87,14 +92,22 @@ def list_files(root: str, folders: list[str], skip: set[str], output: Output) ->
                 found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                output.line({"failed": path, "reason": error.strerror or str(error)})
+                continue
             if stat.S_ISDIR(found.st_mode):
                 waiting.append(path)
-            elif stat.S_ISREG(found.st_mode) and num_files < MAX_FILES:
+            elif stat.S_ISREG(found.st_mode):
+                if num_files == MAX_FILES:
+                    for left in [folder, *waiting]:
+                        output.line({"failed": left, "reason": f"there are more than {MAX_FILES} files"})
+                    waiting = []
+                    break
                 output.line({"path": path, "size": found.st_size, "mtime_ns": found.st_mtime_ns})
                 num_files += 1
             else:
                 ignored.append(path)
-        output.still_working()
+            output.still_working()
     output.line({"end": True, "ignored": sorted(ignored)[:MAX_IGNORED_LISTED], "num_ignored": len(ignored)})
 
 
@@ -117,27 +130,27 @@ def open_file(root: str, path: str) -> int:
     return opened
 
 
-def hash_beginning(file: int, num_bytes: int, output: Output) -> hashlib._Hash:
-    """The hash object of the first `num_bytes` bytes; the file's position is then behind them."""
+def hash_bytes(file: int, start: int, end: int, output: Output) -> hashlib._Hash:
+    """The hash object of the bytes from `start` to `end`; the file's position is then behind them."""
     digest = hashlib.sha256()
-    os.lseek(file, 0, os.SEEK_SET)
-    while num_bytes > 0:
-        piece = os.read(file, min(PIECE_BYTES, num_bytes))
+    os.lseek(file, start, os.SEEK_SET)
+    while start < end:
+        piece = os.read(file, min(PIECE_BYTES, end - start))
         if not piece:
             break
         digest.update(piece)
-        num_bytes -= len(piece)
+        start += len(piece)
         output.still_working()
     return digest
 
 
-def send_file(file: int, offset: int, known_digest: str, output: Output) -> None:
+def send_file(file: int, offset: int, known_digest: str, start: int, output: Output) -> None:
     """Sends the bytes from `offset` to the size that the file has now. What is appended meanwhile is left out."""
     before = os.fstat(file)
     size = before.st_size
-    digest = hash_beginning(file, offset if offset <= size else 0, output)
-    if offset > size or (offset and digest.hexdigest() != known_digest):
-        offset, digest = 0, hash_beginning(file, 0, output)
+    digest = hash_bytes(file, start, offset if offset <= size else start, output)
+    if offset > size or (offset > start and digest.hexdigest() != known_digest):
+        offset, digest = start, hash_bytes(file, start, start, output)
     output.line({"begin": size, "offset": offset, "mtime_ns": before.st_mtime_ns})
     position = offset
     while position < size:
@@ -151,15 +164,15 @@ def send_file(file: int, offset: int, known_digest: str, output: Output) -> None
     after = os.fstat(file)
     is_same = (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, size)
     # A file that was only appended to still has the same beginning.
-    if not is_same and hash_beginning(file, size, output).digest() != digest.digest():
+    if not is_same and hash_bytes(file, start, size, output).digest() != digest.digest():
         output.line({"failed": "was changed while it was read", "kind": "changed"})
         return
     output.line({"end": digest.hexdigest()})
 
 
-def read_files(root: str, requests: list[tuple[str, int, str]], output: Output) -> None:
+def read_files(root: str, requests: list[tuple[str, int, str, int]], output: Output) -> None:
     """Sends the requested files one after another."""
-    for path, offset, known_digest in requests:
+    for path, offset, known_digest, start in requests:
         try:
             file = open_file(root, path)
         except OSError as error:
@@ -167,7 +180,7 @@ def read_files(root: str, requests: list[tuple[str, int, str]], output: Output) 
             output.line({"failed": error.strerror or str(error), "kind": kind})
             continue
         try:
-            send_file(file, offset, known_digest, output)
+            send_file(file, offset, known_digest, start, output)
         except OSError as error:
             # Also the output may have failed; then this fails, too, and the program ends.
             output.line({"failed": error.strerror or str(error), "kind": "error"})
@@ -178,7 +191,9 @@ def read_files(root: str, requests: list[tuple[str, int, str]], output: Output) 
 def serve(root: str) -> None:
     """Handles requests until standard input ends."""
     output = Output()
+    signal.alarm(IDLE_SECONDS)
     for line in sys.stdin.buffer:
+        signal.alarm(IDLE_SECONDS)
         request = json.loads(line)
         if "list" in request:
             list_files(root, request["list"], set(request["skip"]), output)

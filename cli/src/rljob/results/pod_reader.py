@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob.results.connection import BrokenConnectionError, Connection
 
@@ -34,21 +34,25 @@ class Listing:
     ignored: Sequence[str] = ()
     """Some of the paths that are no regular files, such as links."""
     num_ignored: int = 0
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Paths of folders and files that the pod cannot read, with the reason."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file to read, and what the caller already has of it."""
+    """A file to read from its byte `start`, and what the caller already has of it."""
 
     path: str
     offset: int
+    """The caller has the bytes from `start` to here."""
     digest: str
-    """SHA-256 of the first `offset` bytes, in hexadecimal."""
+    """SHA-256 of these bytes, in hexadecimal."""
+    start: int = 0
 
 
 @dataclass(frozen=True)
 class Begin:
-    """The start of a file; its bytes from `offset` follow. `offset` is 0 if the caller's bytes differ."""
+    """The start of a file; its bytes from `offset` follow. `offset` is `start` if the caller's bytes differ."""
 
     size: int
     offset: int
@@ -57,7 +61,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class End:
-    """All bytes were sent. `digest`: SHA-256 of the whole file, in hexadecimal."""
+    """All bytes were sent. `digest`: SHA-256 of the file from `start`, in hexadecimal."""
 
     digest: str
 
@@ -85,18 +89,22 @@ class PodReader:
         """All regular files below these folders, except for the paths in `skip` and what is below them."""
         self._send({"list": list(folders), "skip": list(skip)})
         files: list[RemoteFile] = []
+        unreadable: dict[str, str] = {}
         while "end" not in (line := self._line()):
-            files.append(RemoteFile(_text(line, "path"), _number(line, "size"), _number(line, "mtime_ns")))
-            if len(files) > _MAX_FILES:
+            if "failed" in line:
+                unreadable[_text(line, "failed")] = _text(line, "reason")
+            else:
+                files.append(RemoteFile(_text(line, "path"), _number(line, "size"), _number(line, "mtime_ns")))
+            if len(files) + len(unreadable) > _MAX_FILES:
                 raise BrokenConnectionError("the pod lists too many files")
         ignored = line.get("ignored")
         names = [str(name) for name in ignored] if isinstance(ignored, list) else []
-        return Listing(files, names, _number(line, "num_ignored"))
+        return Listing(files, names, _number(line, "num_ignored"), unreadable)
 
     def read(self, wanted: Sequence[Wanted]) -> Iterator[Begin | bytes | End | Failed]:
         """The content of the files, in this order: of each Begin, pieces of bytes, and End; or Failed instead of the
         rest."""
-        self._send({"read": [[each.path, each.offset, each.digest] for each in wanted]})
+        self._send({"read": [[each.path, each.offset, each.digest, each.start] for each in wanted]})
         for _ in wanted:
             is_over = False
             while not is_over:

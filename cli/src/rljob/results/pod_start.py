@@ -13,8 +13,9 @@ from rljob.results.connection import PodGoneError
 from rljob.stored_job import StoredJob
 
 POLL_SECONDS = 1.0
-START_SECONDS = 60.0
-"""How long the pod may take to start, without the time to pull its image."""
+START_SECONDS = 300.0
+"""How long the pod may take to start, without the time to pull its image. A volume that is attached to another node, or
+a node that is added for the pod, takes some minutes."""
 PULL_SECONDS = 1800.0
 """How long the pull of the image may take."""
 PROBLEM_SECONDS = 10.0
@@ -24,6 +25,8 @@ _PROBABLY_FINAL = (
     *("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"),
 )
+_PULL_BEGINS, _PULL_ENDS = "Pulling", ("Pulled", "Failed", "BackOff")
+"""Reasons of the kubelet's events about an image."""
 
 
 def wait_until_running(cluster: Cluster, job: StoredJob, name: str, note: Callable[[str], None], clock: Clock) -> None:
@@ -34,7 +37,7 @@ def wait_until_running(cluster: Cluster, job: StoredJob, name: str, note: Callab
         PodGoneError: somebody deleted it.
     """
     path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{name}"
-    started, problem_since, noted = clock.now(), None, False
+    started, problem_since, noted = clock.now(), None, ""
     while True:
         try:
             pod = Pod.model_validate(cluster.request("GET", path))
@@ -53,12 +56,13 @@ def wait_until_running(cluster: Cluster, job: StoredJob, name: str, note: Callab
                 raise _not_started(job, reason, message)
         else:
             problem_since = None
-        is_pulling = bool(events) and events[-1].reason == "Pulling"
-        if seconds > (PULL_SECONDS if is_pulling else START_SECONDS):
+        pull = _pull(events)
+        if seconds > (START_SECONDS if pull is None else PULL_SECONDS):
             raise _not_started(job, reason or "not started", message or f"after {seconds:.0f} s")
-        if is_pulling and not noted:
-            note(f"waiting: {one_line(events[-1].message)}")
-            noted = True
+        waits_for = pull.message if pull is not None else message
+        if waits_for not in ("", noted):
+            note(f"waiting: {one_line(waits_for)}")
+            noted = waits_for
         clock.sleep(POLL_SECONDS)
 
 
@@ -71,6 +75,16 @@ def _events(cluster: Cluster, namespace: str, pod: str) -> Sequence[Event]:
         return []
     found = map(Event.model_validate, items if isinstance(items, list) else [])
     return sorted(found, key=lambda event: event.seen)
+
+
+def _pull(events: Sequence[Event]) -> Event | None:
+    """The event about a pull of the image that has not ended; None if there is none. Times of the kubelet's events are
+    whole seconds, unlike those of the scheduler; so only its own events can be compared."""
+    own = [event for event in events if event.reason in (_PULL_BEGINS, *_PULL_ENDS)]
+    begun = [event for event in own if event.reason == _PULL_BEGINS]
+    if not begun or any(event.reason in _PULL_ENDS and event.seen >= begun[-1].seen for event in own):
+        return None
+    return begun[-1]
 
 
 def _waiting_reason(pod: Pod, events: Sequence[Event]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ reader needs of it, and more: also how the job ended if the trainer was killed.
 from __future__ import annotations
 
 from rljob.job_state import newest_attempt
+from rljob.job_status import moment, waits_for
 from rljob.kubernetes_models import Json
 from rljob.polling import utc_now
 from rljob.stored_job import StoredJob
@@ -14,7 +15,7 @@ from rljob_api.conditions import ALARMS, ConditionType
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.explanations import EXPLANATIONS
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.status import AttemptState, ConditionStatus
+from rljob_api.v1alpha1.status import Attempt, AttemptState, ConditionStatus
 
 _STOPPED = ("StoppedByUser", "StoppedThroughRay", "Suspended")
 """Reasons of an end that is not a failure."""
@@ -38,7 +39,7 @@ def run_state(job: StoredJob) -> Json | None:
         "resumedFromStep": attempt.resumed_from_step,
         "exportUri": status.export_uri,
         "error": error,
-        "activity": _waiting(job),
+        "activity": _waiting(job) if phase is RunPhase.STARTING else None,
         "alarms": _alarms(job),
     }
     return {
@@ -48,13 +49,20 @@ def run_state(job: StoredJob) -> Json | None:
         "phase": phase.value,
         "progress": status.progress.to_wire(),
         # Nobody writes while the job waits for its pods; then the status itself is the newest.
-        "writtenAt": _now() if phase is RunPhase.STARTING else attempt.run_state_at or status.progress.updated_at,
+        "writtenAt": _now() if phase is RunPhase.STARTING else _written_at(attempt, status.progress.updated_at),
         **{name: value for name, value in optional.items() if value is not None},
     }
 
 
 def _now() -> str:
     return f"{utc_now():%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _written_at(attempt: Attempt, progressed_at: str) -> str:
+    """When the trainer last reported something. The progress may be that of the attempt before, which is no reason to
+    call a trainer silent that has just started."""
+    times = (progressed_at, attempt.running_since, attempt.run_state_at)
+    return max((time for time in times if time is not None), key=moment)
 
 
 def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
@@ -72,11 +80,15 @@ def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
 
 
 def _waiting(job: StoredJob) -> str | None:
-    """Why the job waits for its next attempt; None if it does not."""
-    following = job.status.next_attempt
-    if following is None or job.ending is not None:
+    """What the job waits for; None if the status does not say it."""
+    following, found = job.status.next_attempt, waits_for(job.status)
+    if following is not None:
+        what, message = f"waits for its next attempt ({following.reason})", following.message
+    elif found is not None:
+        what, message = f"waits ({found.reason})", found.message
+    else:
         return None
-    return f"waits for its next attempt ({following.reason}): {following.message}"[:_MAX_ACTIVITY_CHARACTERS]
+    return (f"{what}: {message}" if message else what)[:_MAX_ACTIVITY_CHARACTERS]
 
 
 def _ended(reason: str, message: str) -> tuple[RunPhase, Json | None]:

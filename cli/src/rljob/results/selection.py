@@ -67,6 +67,8 @@ class Selection:
     only: frozenset[Part] = frozenset()
     """Empty: everything except `without`."""
     without: frozenset[Part] = frozenset({Part.LOGS, Part.CHECKPOINTS})
+    tail_bytes: int | None = None
+    """Only so many bytes of the end of the samples are needed; before them, the copy has a hole. None for all bytes."""
 
     @property
     def has_page(self) -> bool:
@@ -90,13 +92,20 @@ class Selection:
             return self._has(Part.CHECKPOINTS)
         return top == RUN_FOLDER and self._has_name(rest.partition("/")[0])
 
+    def start_of(self, path: str, size: int) -> int:
+        """The first byte of a file that is copied. It stays the same while the file grows by less than `tail_bytes`, so
+        that a later copy fetches only what is new."""
+        if self.tail_bytes is None or path != f"{RUN_FOLDER}/samples.jsonl":
+            return 0
+        return max(0, size // self.tail_bytes - 1) * self.tail_bytes
+
     def _has(self, part: Part) -> bool:
         return part in self.only if self.only else part not in self.without
 
     def _has_name(self, name: str) -> bool:
         """Whether a file or folder directly in the run folder is copied. Names that this version does not know belong
         to no part; so they are copied unless the user chose parts."""
-        if name in _NEVER or name.startswith("."):
+        if name.casefold() in _NEVER or name.startswith("."):
             return False
         part = next((part for part, names in _NAMES.items() if name in names), None)
         if part is not None and self._has(part):
@@ -107,8 +116,8 @@ class Selection:
 
 
 DEFAULT_SELECTION = Selection()
-FOR_PAGE = Selection(only=frozenset({Part.PAGE}))
-"""The files that the page needs."""
+FOR_PAGE = Selection(only=frozenset({Part.PAGE}), tail_bytes=64 * 2**20)
+"""The files that the page needs, and no more of them than it reads."""
 
 
 def selection_of(only: Collection[str], *, checkpoints: bool = False, logs: bool = False) -> Selection:
@@ -156,6 +165,10 @@ def local_path(path: str, folder: Path) -> Path | None:
     # On Windows, `name` of a path drops what is before a backslash or a colon.
     if any(name in ("", ".", "..") or "\0" in name or Path(name).name != name for name in names):
         return None
-    if names[0] in (MARKER_FILE, PARTIAL_FOLDER):
+    # Some file systems treat upper and lower case as the same.
+    if names[0].casefold() in (MARKER_FILE, PARTIAL_FOLDER):
+        return None
+    # It would be mixed with the job's checkpoints.
+    if top == RUN_FOLDER and names[0].casefold() == CHECKPOINT_FOLDER:
         return None
     return folder.joinpath(*names)

@@ -30,6 +30,8 @@ from rljob_cli.errors import CliError
 
 POLL_SECONDS = 3.0
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
+_TOKEN_ENTRY = "auth_token"
+"""KubeRay's name of the Secret's entry."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class _Head:
     """URL path of the pod."""
     name: str
     uid: str
+    secret_prefix: str
+    """How the name of the Secret with the token begins, as the operator makes it."""
 
 
 def show_dashboard(cluster: Cluster, name: str, port: int | None, console: Console, clock: Clock | None = None) -> int:
@@ -119,15 +123,19 @@ def _require_head(cluster: Cluster, job: StoredJob) -> _Head:
 
 
 def _head(cluster: Cluster, job: StoredJob) -> _Head | None:
-    """The running head pod of the newest attempt; None if there is none."""
+    """The running head pod of the newest attempt; None if there is none. A pod with the labels of a head pod may be
+    anybody's, so it must belong to the attempt's RayCluster."""
     newest = newest_attempt(job)
+    if newest is None:
+        return None
     for pod in cluster.pods(job):
-        status = pod.container(RAY_CONTAINER)
-        is_running = status is not None and status.state.running is not None
-        is_of_attempt = newest is not None and pod.cluster in (newest.cluster, None)
-        if pod.group == HEAD_GROUP and is_of_attempt and is_running and pod.metadata.deletion_timestamp is None:
-            metadata = pod.metadata
-            return _Head(f"/api/v1/namespaces/{metadata.namespace}/pods/{metadata.name}", metadata.name, metadata.uid)
+        status, metadata = pod.container(RAY_CONTAINER), pod.metadata
+        is_running = status is not None and status.state.running is not None and metadata.deletion_timestamp is None
+        owners = [owner.uid for owner in metadata.owner_references]
+        is_of_attempt = pod.cluster == newest.cluster and (newest.cluster_uid is None or newest.cluster_uid in owners)
+        if pod.group == HEAD_GROUP and is_of_attempt and is_running:
+            path = f"/api/v1/namespaces/{metadata.namespace}/pods/{metadata.name}"
+            return _Head(path, metadata.name, metadata.uid, f"{newest.cluster}-{job.metadata.uid[:8]}-")
     return None
 
 
@@ -151,6 +159,9 @@ def _token(cluster: Cluster, head: _Head) -> str | None:
     if reference is None:
         return None
     name, key = reference
+    # Whoever may create pods could otherwise make this command print another Secret.
+    if not name.startswith(head.secret_prefix) or key != _TOKEN_ENTRY:
+        raise ClusterError(f"the pod takes its token from {one_line(name)}, which is not the operator's Secret for it")
     secret = cluster.request("GET", f"{head.path.rpartition('/pods/')[0]}/secrets/{name}")
     data = secret.get("data")
     value = data.get(key) if isinstance(data, dict) else None
@@ -190,6 +201,10 @@ def _listening(port: int | None) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server(("127.0.0.1", port or 0))
     except OSError as error:
+        if port is None:
+            raise CliError(
+                f"no port of this machine can be used ({error.strerror}); free some, or use --port"
+            ) from None
         raise CliError(f"--port {port}: cannot be used ({error.strerror}); choose another one, or none") from None
     with listener:
         yield listener

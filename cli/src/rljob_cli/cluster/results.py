@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from rljob.cluster import Cluster
-from rljob.errors import ClusterUnreachableError
+from rljob.errors import ClusterUnreachableError, deleted_meanwhile
+from rljob.job_state import attempt_state, attempt_under_way
 from rljob.plain_text import bytes_text
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
-from rljob.results.copying import copying, write_run_state
+from rljob.results.copying import Copying, copying, newest_state, write_run_state
 from rljob.results.fetching import Fetched
-from rljob.results.selection import DEFAULT_SELECTION, FOR_PAGE, Selection
+from rljob.results.selection import DEFAULT_SELECTION, FOR_PAGE, MARKER_FILE, Selection
 from rljob.stored_job import StoredJob
 from rljob_api.constants import ExitCode
+from rljob_api.v1alpha1.status import AttemptState
 from rljob_cli.cluster.results_progress import ShownProgress
 from rljob_cli.local.view import page_after_run
 from rljob_cli.settings import view_folder
 
 DEFAULT_FOLDER = Path("results")
 """Results of a job go into the folder of this folder that has the job's name."""
+UNUSED_SECONDS = 7 * 24 * 3600.0
+"""A copy for `rljob view` that was not used for so long is removed."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,10 @@ def get_results(
     folder = options.folder or DEFAULT_FOLDER / name
     try:
         with _copying(cluster, job, folder, options, console, clock) as copy:
-            fetched = copy()
+            fetched = copy.run()
+            _print_summary(fetched, folder, console)
         if options.selection.has_page:
-            write_run_state(job, folder)
+            write_run_state(newest_state(cluster, job), folder)
             console.print(Text(page_after_run(folder)), soft_wrap=True)
     except KeyboardInterrupt:
         console.print(Text("stopped; run the command again: it continues with the bytes that are there"))
@@ -72,7 +79,7 @@ class ViewedJob:
 
 @contextmanager
 def viewed_job(
-    cluster: Cluster, name: str, image: str | None, console: Console, clock: Clock | None = None
+    cluster: Cluster, job: StoredJob, image: str | None, console: Console, clock: Clock | None = None
 ) -> Iterator[ViewedJob]:
     """Copies what the page of a job needs into a folder in the cache. The pod is deleted at the end.
 
@@ -80,19 +87,43 @@ def viewed_job(
         CliError: nothing can be copied, for example because the pod does not start.
     """
     clock = clock or Clock()
-    job = cluster.job(name)
-    folder = view_folder() / job.metadata.namespace / f"{name}-{job.metadata.uid[:8]}"
+    _remove_unused(clock.now())
+    folder = view_folder() / job.metadata.namespace / f"{job.name}-{job.metadata.uid[:8]}"
     options = ResultsOptions(folder, FOR_PAGE, image)
     with _copying(cluster, job, folder, options, console, clock, is_quiet=True) as copy:
-        newest = _Newest(cluster, job, clock)
+        newest, printed = _Newest(cluster, job, clock), set[str]()
+        is_complete = False
 
         def refresh() -> bool:
+            nonlocal is_complete
             found = newest.read()
-            copy()
+            if not is_complete or _is_written(found):
+                for line in copy.run().problems:
+                    if line not in printed:
+                        printed.add(line)
+                        _print_problem(line, console)
+            is_complete = not _is_written(found)
+            if is_complete:
+                # The next attempt may need the volume on another node.
+                copy.release()
             write_run_state(found, folder)
             return found.ending is None
 
         yield ViewedJob(folder, refresh)
+
+
+def _is_written(job: StoredJob) -> bool:
+    """Whether a trainer may be writing results."""
+    attempt = attempt_under_way(job)
+    return attempt is not None and attempt_state(attempt) not in (AttemptState.QUEUED, AttemptState.PROVISIONING)
+
+
+def _remove_unused(now: datetime) -> None:
+    """Removes the copies that no `rljob view` has used for long."""
+    for marker in view_folder().glob(f"*/*/{MARKER_FILE}"):
+        with suppress(OSError):
+            if now.timestamp() - marker.stat().st_mtime > UNUSED_SECONDS:
+                shutil.rmtree(marker.parent)
 
 
 class _Newest:
@@ -107,8 +138,10 @@ class _Newest:
     def read(self) -> StoredJob:
         """Raises ClusterUnreachableError if the API server has not responded for long, and JobNotFoundError."""
         try:
-            self._job = self._cluster.job(self._job.metadata.name)
-            self._read_at = self._clock.now()
+            found = self._cluster.job(self._job.name)
+            if found.metadata.uid != self._job.metadata.uid:
+                raise deleted_meanwhile(self._job.where)
+            self._job, self._read_at = found, self._clock.now()
         except ClusterUnreachableError:
             if (self._clock.now() - self._read_at).total_seconds() > MAX_UNREACHABLE_SECONDS:
                 raise
@@ -125,25 +158,22 @@ def _copying(
     clock: Clock,
     *,
     is_quiet: bool = False,
-) -> Iterator[Callable[[], Fetched]]:
-    """Yields a function that copies what is new, and shows the progress. The pod is deleted at the end."""
+) -> Iterator[Copying]:
+    """Prepares a copy whose progress is shown. The pod is deleted at the end."""
     with (
         ShownProgress(console, clock, is_quiet=is_quiet) as progress,
         copying(cluster, job, folder, options.selection, progress, options.image, clock) as copy,
     ):
-
-        def copy_and_report() -> Fetched:
-            fetched = copy()
-            if not is_quiet:
-                _print_summary(fetched, folder, console)
-            return fetched
-
-        yield copy_and_report
+        yield copy
 
 
 def _print_summary(fetched: Fetched, folder: Path, console: Console) -> None:
     for line in (*fetched.ignored, *fetched.problems):
-        console.print(Text(f"not copied: {line}", "yellow"), soft_wrap=True)
+        _print_problem(line, console)
     unchanged = f", {fetched.num_unchanged} were there already" if fetched.num_unchanged else ""
-    text = f"{folder}: {len(fetched.written)} new files, {bytes_text(fetched.num_bytes)} received{unchanged}"
-    console.print(Text(text), soft_wrap=True)
+    number = f"{len(fetched.written)} new or changed file{'' if len(fetched.written) == 1 else 's'}"
+    console.print(Text(f"{folder}: {number}, {bytes_text(fetched.num_bytes)} received{unchanged}"), soft_wrap=True)
+
+
+def _print_problem(line: str, console: Console) -> None:
+    console.print(Text(f"not copied: {line}", "yellow"), soft_wrap=True)

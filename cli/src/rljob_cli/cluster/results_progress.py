@@ -32,7 +32,9 @@ class ShownProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        # Without a terminal, `stop` would print an empty line.
+        if self._bar.live.is_started:
+            self._bar.stop()
 
     def plan(self, num_files: int, num_bytes: int) -> None:
         """The copy has this many files and bytes."""

@@ -34,6 +34,7 @@ class SteppedClock:
     """A clock that only advances when somebody sleeps."""
 
     def __init__(self) -> None:
+        self._start = datetime.now(UTC)
         self.seconds = 0.0
         self.steps = 0
         self.after_steps: tuple[int, Callable[[], object]] | None = None
@@ -41,7 +42,7 @@ class SteppedClock:
         self.later: tuple[int, Callable[[], object]] | None = None
 
     def now(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=self.seconds)
+        return self._start + timedelta(seconds=self.seconds)
 
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
