@@ -67,11 +67,11 @@ QUEUED = job_statuses.condition("QuotaReserved", "False", "Queued", CREATED, "wa
     [
         (
             {"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]},
-            "waits for its next attempt (HeadLost)",
+            "for its next attempt (HeadLost)",
         ),
         (
             {"attempts": [job_statuses.ATTEMPT | {"state": "Queued"}], "conditions": [QUEUED]},
-            "waits (Queued): waits in queue research",
+            "Queued: waits in queue research",
         ),
     ],
 )
@@ -80,9 +80,9 @@ def test_a_job_that_waits_has_not_failed_and_is_not_silent(
 ) -> None:
     (tmp_path / "rljob-run-state.json").write_text(json.dumps(wire_state(job_statuses.RUNNING | changes)))
     (tmp_path / "metrics.jsonl").touch()
-    verdict = verdict_of(read_files(tmp_path), {}, datetime.now(UTC))
-    assert (verdict.is_active, verdict.level) == (True, Level.GOOD)
-    assert verdict.title == f"Starting at step 12 of 80: {activity}"
+    verdict = verdict_of(read_files(tmp_path), datetime.now(UTC))
+    assert (verdict.is_active, verdict.level) == (True, Level.INFO)
+    assert verdict.title == f"Waiting at step 12 of 80: {activity}"
 
 
 def test_a_trainer_that_has_just_started_again_is_not_silent() -> None:

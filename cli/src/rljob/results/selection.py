@@ -116,7 +116,7 @@ class Selection:
 
 
 DEFAULT_SELECTION = Selection()
-FOR_PAGE = Selection(only=frozenset({Part.PAGE}), tail_bytes=64 * 2**20)
+FOR_PAGE = Selection(only=frozenset({Part.PAGE}), tail_bytes=8 * 2**20)
 """The files that the page needs, and no more of them than it reads."""
 
 
