@@ -50,6 +50,7 @@ def test_stacks_of_a_stopped_worker_and_of_a_waiting_worker_are_written(tmp_path
             group, "add_when_file_exists", echo_workers.mixed_batch(2).only(["number"]), str(end)
         )
         assert isinstance(pending, Pending)
+        echo_workers.wait_until_rank_waits(end, 0)
         os.kill(stops, signal.SIGSTOP)
         pod_variables = {"RLJOB_ATTEMPT": "3", "RLJOB_POD_NAME": "head-pod", "RLJOB_NODE_NAME": "node-1"}
         dump = dumped_stacks(tmp_path, cluster, total_seconds=200.0, **pod_variables)

@@ -99,8 +99,9 @@ class EchoWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def add_when_file_exists(self, batch: DataProto, file: str) -> DataProto:
-        """Adds 1 as soon as this file exists."""
-        while not os.path.exists(file):
+        """Creates the file `<file>-rank-<rank>`, and adds 1 as soon as `file` exists."""
+        Path(f"{file}-rank-{self.context.rank}").touch()
+        while not os.access(file, os.F_OK):  # not os.path.exists: a stack must show this method as its innermost frame
             time.sleep(0.05)
         return self.add(batch)
 
@@ -217,6 +218,15 @@ def mixed_batch(num_rows: int, width: int = 3) -> DataProto:
         {"step": 3},
         {"tokens": RaggedColumn.from_rows([list(range(row)) for row in range(num_rows)], torch.int64)},
     )
+
+
+def wait_until_rank_waits(file: Path, rank: int, seconds: float = 120) -> None:
+    """Returns when this rank is inside `add_when_file_exists` for this file. Ray names the task earlier: while the
+    worker still reads its arguments."""
+    deadline = time.monotonic() + seconds
+    while not Path(f"{file}-rank-{rank}").exists():
+        assert time.monotonic() < deadline, f"rank {rank} did not begin add_when_file_exists within {seconds:g} s"
+        time.sleep(0.05)
 
 
 def raise_if_dead_within(processes: WorkerProcesses, seconds: float) -> None:
