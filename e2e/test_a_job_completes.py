@@ -17,7 +17,7 @@ import pytest
 from safetensors import safe_open
 
 from rljob.cluster import ClusterOptions, connect
-from rljob.results.fetching import Fetch
+from rljob.results.download import Download
 from rljob.results.pod import ResultsPod
 from rljob.results.selection import Part, Selection
 from rljob_api.conditions import ConditionType
@@ -202,14 +202,14 @@ def test_a_copy_continues_when_its_pod_is_deleted(
     cluster = connect(ClusterOptions(kubeconfig=kubeconfig))
     selection = Selection(only=frozenset({Part.MODEL}))
     with ResultsPod(cluster, cluster.job(JOB), progress.note) as pod:
-        fetch = Fetch(pod.connect, selection, tmp_path / "results", progress, time.sleep)
-        fetched = fetch.run()
-        fetch.close()
+        download = Download(pod.connect, selection, tmp_path / "results", progress, time.sleep)
+        downloaded = download.run()
+        download.close()
     assert progress.is_deleted
     assert len(progress.notes) == 1, progress.notes
     assert digest(tmp_path / "results" / "export" / "large.bin") == digest(large)
     size = sum(file.stat().st_size for file in large.parent.iterdir())
-    assert fetched.num_bytes == size, "bytes were sent twice"
+    assert downloaded.num_bytes == size, "bytes were sent twice"
     large.unlink()
     wait_for(lambda: kubectl.names("pods", LABEL_RESULTS_OF) == [], "the pod is deleted", timeout_seconds=60)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rljob.polling import Clock
-from rljob.results import pod_program
+from rljob.results import pod_file_server
 from rljob_api.crdgen.manifest import custom_resource_definition
 from rljob_cli.__main__ import main
 from rljob_cli.cluster import results, view_job
@@ -144,7 +144,7 @@ def claim(job: JobCluster, kubelet: StandInKubelet, tmp_path: Path, access_mode:
     (folder / "run" / "export" / "model.safetensors").write_bytes(os.urandom(1_000_000))
     (folder / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     kubelet.mounts["/rljob/storage"] = folder
-    kubelet.environment["RLJOB_PROGRAM"] = Path(pod_program.__file__).read_text()
+    kubelet.environment["RLJOB_PROGRAM"] = Path(pod_file_server.__file__).read_text()
     yield folder
     kubelet.break_after.clear()
 

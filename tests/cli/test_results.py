@@ -186,9 +186,9 @@ def test_view_means_a_folder_if_there_is_one_and_otherwise_a_job(
 
 def test_the_client_copies_results(job: JobCluster, claim: Path, pods: PodRunner, tmp_path: Path) -> None:
     client = Client(kubeconfig=job.kubeconfig, clock=Clock(sleep=short_sleep))
-    fetched = client.results("small", tmp_path / "copy", only=["model"])
-    assert fetched.written == [tmp_path / "copy" / "export" / "model.safetensors"]
-    assert digest(fetched.written[0]) == digest(claim / "run/export/model.safetensors")
+    downloaded = client.results("small", tmp_path / "copy", only=["model"])
+    assert downloaded.written == [tmp_path / "copy" / "export" / "model.safetensors"]
+    assert digest(downloaded.written[0]) == digest(claim / "run/export/model.safetensors")
     wait_until_deleted(pods)
     with pytest.raises(RejectedError, match="there is no part weights; use some of model, metrics"):
         client.results("small", tmp_path / "copy", only=["weights"])

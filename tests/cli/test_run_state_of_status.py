@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob.results.run_state import run_state
+from rljob.results.run_state_of_status import run_state_of_status
 from rljob.stored_job import stored_job
 from rljob_api.conditions import ALARMS
 from rljob_api.contract_documents import load_run_state
@@ -22,7 +22,7 @@ CREATED = "2026-01-31T12:00:00Z"
 
 def wire_state(status: dict[str, object]) -> dict[str, object] | None:
     metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
-    return run_state(stored_job({"metadata": metadata, "spec": {}, "status": status}))
+    return run_state_of_status(stored_job({"metadata": metadata, "spec": {}, "status": status}))
 
 
 def state_of(status: dict[str, object]) -> RunState:

@@ -14,8 +14,8 @@ from rljob.job_source import job_in_file, job_of_values
 from rljob.job_state import is_to_be_retried
 from rljob.log_options import Container, LogOptions
 from rljob.polling import Clock, poll_until_finished
-from rljob.results.copying import NoProgress, copying, newest_state, write_run_state
-from rljob.results.fetching import Fetched
+from rljob.results.download import Downloaded
+from rljob.results.results_copy import NoProgress, newest_state, results_copy, write_run_state
 from rljob.results.selection import selection_of
 from rljob.stored_job import StoredJob
 from rljob.submission import Submission
@@ -172,7 +172,7 @@ class Client:
         checkpoints: bool = False,
         logs: bool = False,
         image: str | None = None,
-    ) -> Fetched:
+    ) -> Downloaded:
         """Copies results of a job into a folder, which then looks like that of a run on one machine. Files that are
         there and have not changed are not copied again.
 
@@ -188,10 +188,10 @@ class Client:
         """
         job = self._cluster.job(name)
         chosen, target = selection_of(only, checkpoints=checkpoints, logs=logs), Path(folder)
-        with copying(self._cluster, job, target, chosen, NoProgress(), image, self._clock) as copy:
-            fetched = copy.run()
+        with results_copy(self._cluster, job, target, chosen, NoProgress(), image, self._clock) as copy:
+            downloaded = copy.run()
         write_run_state(newest_state(self._cluster, job), target)
-        return fetched
+        return downloaded
 
     def suspend(self, name: str, *, wait: bool = False, timeout_seconds: float | None = None) -> StoredJob:
         """Asks the operator to save a checkpoint and delete the job's pods. With `wait`, returns when this is done."""

@@ -1,4 +1,4 @@
-"""Connections to the program in the pod (`pod_program`), over `exec` of the API server."""
+"""Connections to the program in the pod (`pod_file_server`), over `exec` of the API server."""
 
 from __future__ import annotations
 

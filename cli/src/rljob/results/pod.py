@@ -24,7 +24,7 @@ from rljob.errors import (
 from rljob.kubernetes_models import Json, Pod
 from rljob.plain_text import one_line
 from rljob.polling import Clock
-from rljob.results import pod_program
+from rljob.results import pod_file_server
 from rljob.results.connection import BrokenConnectionError, Connection, ExecConnection, PodGoneError
 from rljob.results.pod_start import wait_until_running
 from rljob.results.volume import Placement, placement_of
@@ -128,7 +128,7 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
 
 
 def _container(runs_as: PodUser, folder: str) -> Json:
-    program = inspect.getsource(pod_program)
+    program = inspect.getsource(pod_file_server)
     return {
         "name": CONTAINER,
         "image": runs_as.image,

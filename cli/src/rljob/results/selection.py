@@ -94,7 +94,7 @@ class Selection:
 
     def start_of(self, path: str, size: int) -> int:
         """The first byte of a file that is copied. It stays the same while the file grows by less than `tail_bytes`, so
-        that a later copy fetches only what is new."""
+        that a later copy reads only what is new."""
         if self.tail_bytes is None or path != f"{RUN_FOLDER}/samples.jsonl":
             return 0
         return max(0, size // self.tail_bytes - 1) * self.tail_bytes

@@ -17,8 +17,8 @@ from rljob.errors import ClusterUnreachableError, deleted_meanwhile
 from rljob.job_state import attempt_state, attempt_under_way
 from rljob.plain_text import bytes_text
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
-from rljob.results.copying import Copying, copying, newest_state, write_run_state
-from rljob.results.fetching import Fetched
+from rljob.results.download import Downloaded
+from rljob.results.results_copy import ResultsCopy, newest_state, results_copy, write_run_state
 from rljob.results.selection import DEFAULT_SELECTION, FOR_PAGE, MARKER_FILE, Selection
 from rljob.stored_job import StoredJob
 from rljob_api.constants import ExitCode
@@ -57,15 +57,15 @@ def get_results(
     folder = options.folder or DEFAULT_FOLDER / name
     try:
         with _copying(cluster, job, folder, options, console, clock) as copy:
-            fetched = copy.run()
-            _print_summary(fetched, folder, console)
+            downloaded = copy.run()
+            _print_summary(downloaded, folder, console)
         if options.selection.has_page:
             write_run_state(newest_state(cluster, job), folder)
             console.print(Text(page_after_run(folder)), soft_wrap=True)
     except KeyboardInterrupt:
         console.print(Text("stopped; run the command again: it continues with the bytes that are there"))
         return ExitCode.INTERRUPTED
-    return ExitCode.APPLICATION if fetched.problems else 0
+    return ExitCode.APPLICATION if downloaded.problems else 0
 
 
 @dataclass(frozen=True)
@@ -158,21 +158,21 @@ def _copying(
     clock: Clock,
     *,
     is_quiet: bool = False,
-) -> Iterator[Copying]:
+) -> Iterator[ResultsCopy]:
     """Prepares a copy whose progress is shown. The pod is deleted at the end."""
     with (
         ShownProgress(console, clock, is_quiet=is_quiet) as progress,
-        copying(cluster, job, folder, options.selection, progress, options.image, clock) as copy,
+        results_copy(cluster, job, folder, options.selection, progress, options.image, clock) as copy,
     ):
         yield copy
 
 
-def _print_summary(fetched: Fetched, folder: Path, console: Console) -> None:
-    for line in (*fetched.ignored, *fetched.problems):
+def _print_summary(downloaded: Downloaded, folder: Path, console: Console) -> None:
+    for line in (*downloaded.ignored, *downloaded.problems):
         _print_problem(line, console)
-    unchanged = f", {fetched.num_unchanged} were there already" if fetched.num_unchanged else ""
-    number = f"{len(fetched.written)} new or changed file{'' if len(fetched.written) == 1 else 's'}"
-    console.print(Text(f"{folder}: {number}, {bytes_text(fetched.num_bytes)} received{unchanged}"), soft_wrap=True)
+    unchanged = f", {downloaded.num_unchanged} were there already" if downloaded.num_unchanged else ""
+    number = f"{len(downloaded.written)} new or changed file{'' if len(downloaded.written) == 1 else 's'}"
+    console.print(Text(f"{folder}: {number}, {bytes_text(downloaded.num_bytes)} received{unchanged}"), soft_wrap=True)
 
 
 def _print_problem(line: str, console: Console) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rljob.results import pod_program
+from rljob.results import pod_file_server
 from rljob.results.connection import BrokenConnectionError
-from rljob.results.fetching import Fetch, Fetched
+from rljob.results.download import Download, Downloaded
 from rljob.results.selection import Selection
 
-PROGRAM = Path(pod_program.__file__)
+PROGRAM = Path(pod_file_server.__file__)
 EVERYTHING = Selection(without=frozenset())
 
 
@@ -104,9 +104,9 @@ class Pod:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def fetch(self, selection: Selection = EVERYTHING) -> Fetched:
+    def download(self, selection: Selection = EVERYTHING) -> Downloaded:
         self.shown = 0
-        copy = Fetch(self.connect, selection, self.folder, self, lambda _: None)
+        copy = Download(self.connect, selection, self.folder, self, lambda _: None)
         try:
             return copy.run()
         finally:

@@ -14,9 +14,9 @@ from rljob.cluster import Cluster
 from rljob.errors import ResultsError, RLJobError
 from rljob.job_state import storage_uri
 from rljob.polling import Clock
-from rljob.results.fetching import Fetch, Fetched, FetchProgress
+from rljob.results.download import Download, Downloaded, DownloadProgress
 from rljob.results.pod import ResultsPod
-from rljob.results.run_state import run_state
+from rljob.results.run_state_of_status import run_state_of_status
 from rljob.results.selection import MARKER_FILE, Selection
 from rljob.stored_job import StoredJob
 from rljob_api.constants import RUN_STATE_FILE_NAME
@@ -39,25 +39,25 @@ class NoProgress:
 
 
 @dataclass(frozen=True)
-class Copying:
+class ResultsCopy:
     """Copies of the results of one job into one folder."""
 
-    run: Callable[[], Fetched]
+    run: Callable[[], Downloaded]
     """Copies what is new. Raises RLJobError."""
     release: Callable[[], None]
     """Deletes the pod, which keeps the volume on its node; the next copy needs another one."""
 
 
 @contextmanager
-def copying(
+def results_copy(
     cluster: Cluster,
     job: StoredJob,
     folder: Path,
     selection: Selection,
-    progress: FetchProgress,
+    progress: DownloadProgress,
     image: str | None,
     clock: Clock,
-) -> Iterator[Copying]:
+) -> Iterator[ResultsCopy]:
     """Prepares a copy. The pod is deleted at the end.
 
     Args:
@@ -69,28 +69,28 @@ def copying(
     with _errors_of(folder):
         _check_folder(folder, job)
     with ResultsPod(cluster, job, progress.note, image, clock) as pod:
-        fetch = Fetch(pod.connect, selection, folder, progress, clock.sleep)
+        download = Download(pod.connect, selection, folder, progress, clock.sleep)
 
-        def run() -> Fetched:
+        def run() -> Downloaded:
             with _claimed(folder, job, progress.note, clock):
-                fetched = fetch.run()
-            if not fetched.written and not fetched.num_unchanged and not fetched.problems:
+                downloaded = download.run()
+            if not downloaded.written and not downloaded.num_unchanged and not downloaded.problems:
                 raise ResultsError(f"{job.where}: its folder {storage_uri(job)} has none of these files yet")
-            return fetched
+            return downloaded
 
         def release() -> None:
-            fetch.close()
+            download.close()
             pod.delete()
 
         try:
-            yield Copying(run, release)
+            yield ResultsCopy(run, release)
         finally:
-            fetch.close()
+            download.close()
 
 
 def write_run_state(job: StoredJob, folder: Path) -> None:
     """Writes the state of the run, which is not among the files of the claim. Raises ResultsError."""
-    state = run_state(job)
+    state = run_state_of_status(job)
     if state is None:
         return
     temporary = folder / f".{RUN_STATE_FILE_NAME}.{os.getpid()}.tmp"

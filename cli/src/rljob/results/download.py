@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from rljob.errors import ResultsError
 from rljob.plain_text import bytes_text, one_line
 from rljob.results.connection import BrokenConnectionError, Connection
-from rljob.results.pod_reader import Begin, End, Failed, Listing, PodReader, RemoteFile, Wanted
+from rljob.results.pod_client import Begin, End, Failed, Listing, PodClient, RemoteFile, Wanted
 from rljob.results.selection import PARTIAL_FOLDER, Selection, complete_checkpoints, local_path, manifest_of
 from rljob_api.constants import ExitCode
 
@@ -38,7 +38,7 @@ _OF_THE_DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EIO)
 """Errors that are not about the name of one file."""
 
 
-class FetchProgress(Protocol):
+class DownloadProgress(Protocol):
     """Is notified of the progress of a copy."""
 
     def plan(self, num_files: int, num_bytes: int) -> None:
@@ -52,7 +52,7 @@ class FetchProgress(Protocol):
 
 
 @dataclass
-class Fetched:
+class Downloaded:
     """What a copy has done."""
 
     written: list[Path] = field(default_factory=list)
@@ -148,7 +148,7 @@ class _Partial:
 class _Counted:
     """Adds up what a copy has received, and reports it."""
 
-    def __init__(self, progress: FetchProgress) -> None:
+    def __init__(self, progress: DownloadProgress) -> None:
         self._progress = progress
         self._num_files = 0
         self._num_bytes = 0
@@ -189,7 +189,7 @@ class _Counted:
         self._progress.advance(num_bytes)
 
 
-class Fetch:
+class Download:
     """Copies a job's files, and can be run again for what is new; the connection stays open."""
 
     def __init__(
@@ -197,7 +197,7 @@ class Fetch:
         connect: Callable[[], Connection],
         selection: Selection,
         folder: Path,
-        progress: FetchProgress,
+        progress: DownloadProgress,
         sleep: Callable[[float], None],
     ) -> None:
         self._connect = connect
@@ -207,18 +207,18 @@ class Fetch:
         self._progress = progress
         self._counted = _Counted(progress)
         self._sleep = sleep
-        self._reader: PodReader | None = None
+        self._reader: PodClient | None = None
         self._changes: dict[Path, int] = {}
         self._without_manifest: set[str | None] = set()
         self._gone: list[str] = []
 
-    def run(self) -> Fetched:
+    def run(self) -> Downloaded:
         """Copies all selected files that are not there yet.
 
         Raises:
             ResultsError: the connection breaks again and again, or a file cannot be written.
         """
-        result = Fetched()
+        result = Downloaded()
         self._changes, self._without_manifest = {}, set()
         try:
             self._counted = _Counted(self._progress)
@@ -237,7 +237,7 @@ class Fetch:
             ) from error
         return result
 
-    def _copy(self, result: Fetched) -> None:
+    def _copy(self, result: Downloaded) -> None:
         waiting = self._with_retries(lambda: self._list(result))
         needed = sum(file.size - self._selection.start_of(file.path, file.size) for file in waiting.values())
         _check_disk(self._folder, self._partial_folder, needed)
@@ -270,12 +270,12 @@ class Fetch:
                 self._progress.note(f"the connection broke ({one_line(error)}); connecting again")
                 self._sleep(min(2.0 ** (failures - 1), 15.0))
 
-    def _open(self) -> PodReader:
+    def _open(self) -> PodClient:
         if self._reader is None:
-            self._reader = PodReader(self._connect())
+            self._reader = PodClient(self._connect())
         return self._reader
 
-    def _list(self, result: Fetched) -> dict[Path, RemoteFile]:
+    def _list(self, result: Downloaded) -> dict[Path, RemoteFile]:
         """The selected files that are not there yet, by their local path."""
         found = self._open().files(self._selection.folders, self._selection.skipped_folders)
         result.ignored, result.problems, result.num_unchanged = _ignored_text(found), [], 0
@@ -301,7 +301,7 @@ class Fetch:
                 result.num_unchanged += 1
         return wanted
 
-    def _read(self, waiting: dict[Path, RemoteFile], result: Fetched) -> None:
+    def _read(self, waiting: dict[Path, RemoteFile], result: Downloaded) -> None:
         """Copies some of the waiting files, and removes each from `waiting` when it is complete."""
         batch = dict(list(waiting.items())[:FILES_PER_REQUEST])
         partials = {target: self._partial(target, file) for target, file in batch.items()}
@@ -342,7 +342,7 @@ class Fetch:
 
 
 def _is_same(target: Path, file: RemoteFile) -> bool:
-    """Whether an earlier copy has fetched this version of the file, judged by its size and its time."""
+    """Whether an earlier copy has copied this version of the file, judged by its size and its time."""
     try:
         found = target.stat()
     except OSError:
@@ -368,7 +368,7 @@ def _check_disk(folder: Path, partial_folder: Path, num_bytes: int) -> None:
     if needed > free:
         raise ResultsError(
             f"{folder}: the files need {bytes_text(needed)}, and the disk has {bytes_text(free)} free; free space,"
-            " choose another folder, or fetch less with --only"
+            " choose another folder, or copy less with --only"
         )
 
 

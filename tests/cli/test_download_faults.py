@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from rljob.errors import ResultsError
-from rljob.results import pod_program
-from rljob.results.fetching import Fetch
+from rljob.results import pod_file_server
+from rljob.results.download import Download
 from rljob.results.selection import Part, Selection
 from rljob_testing.cli.results_pods import EVERYTHING, PROGRAM, Pod, ScriptedConnection, names, write_claim
 
@@ -40,7 +40,7 @@ def test_a_disk_that_is_too_small_is_reported_before_anything_is_copied(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
     with pytest.raises(ResultsError, match=r"need 2\.86.* MiB, and the disk has 976\.6 KiB free"):
-        pod.fetch()
+        pod.download()
     assert not pod.folder.exists()
 
 
@@ -54,7 +54,7 @@ def test_a_name_that_the_disk_does_not_accept_is_a_problem_of_its_file(
 
     make = Path.mkdir
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    result = pod.fetch()
+    result = pod.download()
     assert result.problems == [
         "run/export/config.json: cannot be written here (Invalid argument)",
         "run/export/model.safetensors: cannot be written here (Invalid argument)",
@@ -67,13 +67,13 @@ def test_a_file_that_becomes_a_folder_and_the_opposite_are_copied(pod: Pod, clai
     (claim / "run/x").touch()
     (claim / "run/y").mkdir()
     (claim / "run/y/z").touch()
-    pod.fetch()
+    pod.download()
     (claim / "run/x").unlink()
     (claim / "run/x").mkdir()
     (claim / "run/x/z").touch()
     shutil.rmtree(claim / "run/y")
     (claim / "run/y").touch()
-    result = pod.fetch()
+    result = pod.download()
     assert result.problems == []
     assert (pod.folder / "x/z").is_file()
     assert (pod.folder / "y").is_file()
@@ -95,8 +95,8 @@ def test_the_pod_says_what_it_cannot_read(
 
     monkeypatch.setattr(os, "scandir", scandir)
     monkeypatch.setattr(signal, "alarm", lambda _: None)
-    monkeypatch.setattr(pod_program, "MAX_FILES", 2)
-    pod_program.list_files(str(tmp_path), ["c", "b", "a"], set(), pod_program.Output())
+    monkeypatch.setattr(pod_file_server, "MAX_FILES", 2)
+    pod_file_server.list_files(str(tmp_path), ["c", "b", "a"], set(), pod_file_server.Output())
     lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert [line["path"] for line in lines if "path" in line] == ["a/x", "b/x"]
     assert {line["failed"]: line["reason"] for line in lines if "failed" in line} == {
@@ -116,7 +116,7 @@ def test_what_the_pod_cannot_read_is_a_problem(pod: Pod) -> None:
         {"end": True, "ignored": [], "num_ignored": 0},
     ]
     selection = Selection(only=frozenset({Part.MODEL, Part.CHECKPOINTS}))
-    result = Fetch(lambda: ScriptedConnection(*lines), selection, pod.folder, pod, lambda _: None).run()
+    result = Download(lambda: ScriptedConnection(*lines), selection, pod.folder, pod, lambda _: None).run()
     assert result.problems == [
         "run/export: Permission denied",
         "checkpoints/step-1/optimizer: there are more than 7 files",
@@ -135,7 +135,7 @@ def test_a_folder_that_becomes_a_link_is_not_followed(pod: Pod, claim: Path, tmp
 
     # The first connection breaks after the listing.
     pod.break_after, pod.before_connection = [1_200], replace
-    result = pod.fetch()
+    result = pod.download()
     assert not (pod.folder / "export/config.json").exists()
     assert any("run/export/config.json" in problem for problem in result.problems)
 
@@ -148,7 +148,7 @@ def test_odd_names_are_copied_and_links_and_pipes_are_not(pod: Pod, claim: Path)
     (claim / "run/odd/link").symlink_to("/etc/passwd")
     (claim / "run/odd/folder").symlink_to(claim / "run" / "logs")
     os.mkfifo(claim / "run/odd/pipe")
-    result = pod.fetch()
+    result = pod.download()
     assert sorted(os.listdir(pod.folder / "odd")) == sorted(odd)
     assert all((pod.folder / "odd" / name).read_bytes() == os.fsencode(name) for name in odd)
     (ignored,) = result.ignored
@@ -176,7 +176,7 @@ BAD_PATHS = [
 def test_a_pod_that_sends_paths_outside_of_the_folder_is_not_followed(pod: Pod) -> None:
     lines = [{"path": path, "size": 1, "mtime_ns": 0} for path in BAD_PATHS]
     connection = ScriptedConnection(*lines, {"end": True, "ignored": [], "num_ignored": 0})
-    copy = Fetch(lambda: connection, EVERYTHING, pod.folder, pod, lambda _: None)
+    copy = Download(lambda: connection, EVERYTHING, pod.folder, pod, lambda _: None)
     result = copy.run()
     assert (result.written, names(pod.folder)) == ([], [])
 
@@ -199,7 +199,7 @@ def test_an_answer_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Po
         return connections[-1]
 
     with pytest.raises(ResultsError, match=r"broke 9 times in a row \(the pod sent"):
-        Fetch(connect, EVERYTHING, pod.folder, pod, lambda _: None).run()
+        Download(connect, EVERYTHING, pod.folder, pod, lambda _: None).run()
     assert len(connections) == 9
 
 
@@ -213,7 +213,7 @@ def test_a_pod_cannot_send_more_bytes_than_it_announced(pod: Pod) -> None:
             self._answer += "".join(json.dumps(line) + "\n" for line in lines).encode() + b"xy"
 
     with pytest.raises(ResultsError, match="more bytes than it announced"):
-        Fetch(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
+        Download(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
 
 
 def test_a_file_with_other_bytes_than_its_digest_is_copied_again_and_then_left_out(pod: Pod) -> None:
@@ -227,7 +227,7 @@ def test_a_file_with_other_bytes_than_its_digest_is_copied_again_and_then_left_o
             end = b'x{"end": "other"}\n' if b"read" in data else b""
             self._answer += text.encode() + end
 
-    result = Fetch(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
+    result = Download(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
     assert names(pod.folder) == []
     assert result.problems == ["run/x: its SHA-256 differs after the copy"]
     assert pod.shown == 0

@@ -28,7 +28,7 @@ _MAX_ACTIVITY_CHARACTERS = 256
 _MAX_ALARM_CHARACTERS = 512
 
 
-def run_state(job: StoredJob) -> Json | None:
+def run_state_of_status(job: StoredJob) -> Json | None:
     """The run state as a JSON object; None before the trainer has reported any progress."""
     status, attempt = job.status, newest_attempt(job)
     if status.progress is None or attempt is None:

@@ -1,4 +1,4 @@
-"""Sends requests to the program in the pod (`pod_program`), and parses its responses.
+"""Sends requests to the program in the pod (`pod_file_server`), and parses its responses.
 
 The responses are not trusted, because the job's own code may have changed the image.
 """
@@ -74,7 +74,7 @@ class Failed:
     kind: str
 
 
-class PodReader:
+class PodClient:
     """Reads files through one connection. All methods may raise BrokenConnectionError."""
 
     def __init__(self, connection: Connection) -> None:

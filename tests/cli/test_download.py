@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rljob.errors import ResultsError
-from rljob.results import fetching
+from rljob.results import download
 from rljob.results.selection import FOR_PAGE, Part, Selection
 from rljob_page import run_files
 from rljob_testing.cli.results_pods import Pod, names, write_claim
@@ -36,7 +36,7 @@ def digest(file: Path) -> str:
 
 
 def test_the_copy_looks_like_the_folder_of_a_local_run(pod: Pod, claim: Path) -> None:
-    result = pod.fetch()
+    result = pod.download()
     assert names(pod.folder) == [
         "checkpoints/starts/list.json",
         "checkpoints/step-1/manifest.json",
@@ -65,13 +65,13 @@ def test_the_copy_looks_like_the_folder_of_a_local_run(pod: Pod, claim: Path) ->
     ],
 )
 def test_only_the_selected_parts_are_copied(pod: Pod, selection: Selection, expected: list[str]) -> None:
-    pod.fetch(selection)
+    pod.download(selection)
     assert sorted(entry.name for entry in pod.folder.iterdir()) == expected
 
 
 def test_a_broken_connection_continues_where_it_broke(pod: Pod, claim: Path) -> None:
     pod.break_after = [1_000_000, 1_500_000]
-    result = pod.fetch()
+    result = pod.download()
     assert len(pod.connections) == 3
     assert len(pod.notes) == 2
     assert digest(pod.folder / "export/model.safetensors") == digest(claim / "run/export/model.safetensors")
@@ -83,13 +83,13 @@ def test_a_broken_connection_continues_where_it_broke(pod: Pod, claim: Path) -> 
 def test_a_second_command_continues_where_the_first_one_was_stopped(
     pod: Pod, claim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "MAX_FAILURES", 0)
+    monkeypatch.setattr(download, "MAX_FAILURES", 0)
     pod.break_after = [2_000_000]
     with pytest.raises(ResultsError, match="run the command again"):
-        pod.fetch()
+        pod.download()
     assert not (pod.folder / "export/model.safetensors").exists()
     before = pod.received
-    pod.fetch()
+    pod.download()
     assert digest(pod.folder / "export/model.safetensors") == digest(claim / "run/export/model.safetensors")
     assert pod.received - before < 1_100_000
     assert pod.shown == pod.planned
@@ -103,17 +103,17 @@ def test_a_file_that_was_replaced_during_the_pause_starts_again(pod: Pod, claim:
             model.write_bytes(os.urandom(2_500_000))
 
     pod.break_after, pod.before_connection = [1_000_000], replace
-    pod.fetch()
+    pod.download()
     assert digest(pod.folder / "export/model.safetensors") == digest(model)
     assert pod.shown == pod.planned
 
 
-def test_a_second_copy_fetches_only_what_is_new(pod: Pod, claim: Path) -> None:
-    pod.fetch()
+def test_a_second_copy_reads_only_what_is_new(pod: Pod, claim: Path) -> None:
+    pod.download()
     with (claim / "run/metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 2}\n')
     before = pod.received
-    result = pod.fetch()
+    result = pod.download()
     assert result.written == [pod.folder / "metrics.jsonl"]
     assert result.num_unchanged == 9
     assert (pod.folder / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
@@ -122,9 +122,9 @@ def test_a_second_copy_fetches_only_what_is_new(pod: Pod, claim: Path) -> None:
 
 def test_a_file_that_was_truncated_and_grew_again_is_copied_as_it_is_now(pod: Pod, claim: Path) -> None:
     """A resumed run truncates its metrics to the step from which it continues."""
-    pod.fetch()
+    pod.download()
     (claim / "run/metrics.jsonl").write_bytes(b'{"step": 9, "reward": 1.0}\n')
-    pod.fetch()
+    pod.download()
     assert (pod.folder / "metrics.jsonl").read_bytes() == b'{"step": 9, "reward": 1.0}\n'
 
 
@@ -134,7 +134,7 @@ def test_of_a_checkpoint_that_is_deleted_meanwhile_no_manifest_is_left(pod: Pod,
             (claim / "checkpoints/step-1/weights.safetensors").unlink()
 
     pod.break_after, pod.before_connection = [1_200], delete
-    result = pod.fetch()
+    result = pod.download()
     assert not (pod.folder / "checkpoints/step-1/manifest.json").exists()
     expected = "checkpoints/step-1/manifest.json: left out, because other files of this checkpoint are missing"
     assert result.problems == [expected]
@@ -149,7 +149,7 @@ def test_a_file_that_is_deleted_meanwhile_is_no_fault(pod: Pod, claim: Path) -> 
             (claim / "run/metrics.jsonl.tmp").unlink()
 
     pod.break_after, pod.before_connection = [1_300], delete
-    result = pod.fetch()
+    result = pod.download()
     assert result.problems == []
     assert "metrics.jsonl" in names(pod.folder)
     assert len(result.written) == len(names(pod.folder))
@@ -169,7 +169,7 @@ def test_of_the_samples_for_the_page_only_the_end_is_copied(pod: Pod, claim: Pat
         with samples.open("ab") as file:
             file.write(more)
         before = pod.received
-        assert pod.fetch(selection).problems == []
+        assert pod.download(selection).problems == []
         assert copy.stat().st_size == len(content)
         assert copy.read_bytes()[-100_000:] == content[-100_000:]
         received.append((pod.received - before) // 1000)
@@ -177,5 +177,5 @@ def test_of_the_samples_for_the_page_only_the_end_is_copied(pod: Pod, claim: Pat
     assert received == [151, 1, 50, 0, 151]
     assert set(copy.read_bytes()[:700_000]) == {0}
     samples.write_bytes(content[:120_000])
-    pod.fetch(selection)
+    pod.download(selection)
     assert copy.read_bytes() == content[:120_000]

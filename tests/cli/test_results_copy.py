@@ -19,10 +19,10 @@ from rljob.cluster import Cluster
 from rljob.errors import JobNotFoundError, ObjectNotFoundError, RejectedError, ResultsError
 from rljob.kubernetes_models import Json
 from rljob.polling import Clock
-from rljob.results import copying as module
-from rljob.results.copying import Copying, NoProgress, copying
-from rljob.results.fetching import Fetched
+from rljob.results import results_copy as module
+from rljob.results.download import Downloaded
 from rljob.results.pod import ResultsPod, manifest, pod_user
+from rljob.results.results_copy import NoProgress, ResultsCopy, results_copy
 from rljob.results.selection import DEFAULT_SELECTION
 from rljob.results.volume import Placement
 from rljob.stored_job import StoredJob, stored_job
@@ -53,17 +53,17 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pod, and a copy of one file."""
     monkeypatch.setattr(module, "ResultsPod", lambda *_: nullcontext(SimpleNamespace(connect=None)))
     monkeypatch.setattr(
-        module, "Fetch", lambda *given: SimpleNamespace(run=lambda: write(given[2]), close=lambda: None)
+        module, "Download", lambda *given: SimpleNamespace(run=lambda: write(given[2]), close=lambda: None)
     )
 
 
-def write(folder: Path) -> Fetched:
+def write(folder: Path) -> Downloaded:
     (folder / "metrics.jsonl").touch()
-    return Fetched(written=[folder / "metrics.jsonl"])
+    return Downloaded(written=[folder / "metrics.jsonl"])
 
 
-def copy(uid: str, folder: Path, sleep: Callable[[float], None] = lambda _: None) -> Fetched:
-    with copying(CLUSTER, job(uid), folder, DEFAULT_SELECTION, NoProgress(), None, Clock(sleep=sleep)) as copy:
+def copy(uid: str, folder: Path, sleep: Callable[[float], None] = lambda _: None) -> Downloaded:
+    with results_copy(CLUSTER, job(uid), folder, DEFAULT_SELECTION, NoProgress(), None, Clock(sleep=sleep)) as copy:
         return copy.run()
 
 
@@ -85,21 +85,21 @@ def test_a_second_process_waits_until_the_first_copy_is_complete(folder: Path, m
         order.append("second waits")
         raise Waits
 
-    def run() -> Fetched:
+    def run() -> Downloaded:
         with pytest.raises(Waits):
             copy("uid", folder, wait)
         order.append("first is complete")
         return write(folder)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "Fetch", lambda *_: SimpleNamespace(run=run, close=lambda: None))
+        patched.setattr(module, "Download", lambda *_: SimpleNamespace(run=run, close=lambda: None))
         copy("uid", folder)
     assert order == ["second waits", "first is complete"]
     copy("uid", folder, wait)
 
 
 def test_a_copy_of_nothing_leaves_no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Fetch", lambda *_: SimpleNamespace(run=Fetched, close=lambda: None))
+    monkeypatch.setattr(module, "Download", lambda *_: SimpleNamespace(run=Downloaded, close=lambda: None))
     with pytest.raises(ResultsError, match="has none of these files yet"):
         copy("uid", folder)
     assert not folder.exists()
@@ -168,9 +168,9 @@ def test_while_no_trainer_runs_a_watched_job_has_no_pod(tmp_path: Path, monkeypa
     """Otherwise the volume of the next attempt could be kept on another node."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     done: list[str] = []
-    fetched = Fetched(problems=["run/samples.jsonl: Input/output error"])
-    copies = Copying(lambda: done.append("copy") or fetched, lambda: done.append("release"))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(results, "copying", lambda *_: nullcontext(copies))
+    downloaded = Downloaded(problems=["run/samples.jsonl: Input/output error"])
+    copies = ResultsCopy(lambda: done.append("copy") or downloaded, lambda: done.append("release"))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(results, "results_copy", lambda *_: nullcontext(copies))
     monkeypatch.setattr(results, "write_run_state", lambda job, _: done.append(job.phase))
     states = [RUNNING, BETWEEN, QUEUED, RUNNING, RUNNING | {"phase": "Complete", "result": job_statuses.COMPLETE}]
     phases = [{"phase": name} for name in ("Running", "Retrying", "Queued", "Running", "Complete")]
@@ -193,7 +193,7 @@ def test_while_no_trainer_runs_a_watched_job_has_no_pod(tmp_path: Path, monkeypa
 
 def test_copies_for_pages_that_nobody_uses_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(results, "copying", lambda *_: nullcontext(None))
+    monkeypatch.setattr(results, "results_copy", lambda *_: nullcontext(None))
     for name, days in (("old-12345678", 8), ("new-12345678", 6)):
         folder = tmp_path / "rljob" / "view" / "team-a" / name
         folder.mkdir(parents=True)
