@@ -57,16 +57,41 @@ def test_a_database_needs_a_package(address: str, monkeypatch: pytest.MonkeyPatc
     refuse_unusable_trackers([mlflow(address)], {})
 
 
-def test_wandb_needs_a_key_unless_it_is_offline(home: Path) -> None:
+def test_wandb_needs_a_key_unless_it_is_offline() -> None:
     refuse_unusable_trackers([OFFLINE], {})
     refuse_unusable_trackers([WANDB], {"WANDB_API_KEY": "a"})
     with pytest.raises(ConfigurationError) as caught:
         refuse_unusable_trackers([OFFLINE, WANDB], {"WANDB_API_KEY": ""})
     assert str(caught.value) == Mentions("spec.training.trackers[1]", "WANDB_API_KEY", "spec.envFrom", "Offline")
-    (home / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+
+
+@pytest.mark.parametrize("server", ["api.wandb.ai", "wandb.example", "localhost:8080"])
+def test_a_key_that_wandb_login_has_stored_for_any_server_is_accepted(home: Path, server: str) -> None:
+    (home / ".netrc").write_text(f"machine {server}\n  login user\n  password secret\n")
     refuse_unusable_trackers([WANDB], {})
-    with pytest.raises(ConfigurationError, match=r"https://wandb\.example"):
-        refuse_unusable_trackers([WANDB], {"WANDB_BASE_URL": "https://wandb.example"})
+    refuse_unusable_trackers([WANDB], {"WANDB_BASE_URL": "http://[x"})
+
+
+@pytest.mark.parametrize("name", [".config/wandb/settings", "other/settings"])
+def test_a_key_in_the_settings_of_wandb_is_accepted(home: Path, name: str) -> None:
+    environment = {"WANDB_CONFIG_DIR": "~/other"} if name.startswith("other") else {}
+    path = home / name
+    path.parent.mkdir(parents=True)
+    path.write_text("[default]\nbase_url = https://wandb.example\n")
+    with pytest.raises(ConfigurationError, match="WANDB_API_KEY"):
+        refuse_unusable_trackers([WANDB], environment)
+    path.write_text("[default]\napi_key = secret\n")
+    refuse_unusable_trackers([WANDB], environment)
+
+
+@pytest.mark.parametrize("content", [b"machine a login \xff\xfe password \xe9\n", b"nonsense\n", b""])
+def test_a_file_without_a_readable_key_has_none(home: Path, content: bytes) -> None:
+    (home / ".netrc").write_bytes(content)
+    (home / ".config" / "wandb").mkdir(parents=True)
+    (home / ".config" / "wandb" / "settings").write_bytes(content)
+    for environment in ({}, {"NETRC": "~nobody-has-this-name/netrc"}):
+        with pytest.raises(ConfigurationError, match="WANDB_API_KEY"):
+            refuse_unusable_trackers([WANDB], environment)
 
 
 def test_an_mlflow_server_that_needs_a_user_is_found_out(home: Path) -> None:

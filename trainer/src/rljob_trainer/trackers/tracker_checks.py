@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from rljob_api.v1alpha1.tracker import MlflowTracker, Tracker, TrackerType, WandbMode, WandbTracker
 from rljob_trainer.errors import ConfigurationError
@@ -22,11 +21,11 @@ from rljob_trainer.errors import ConfigurationError
 PACKAGES = {TrackerType.WANDB: ("wandb", "wandb"), TrackerType.MLFLOW: ("mlflow", "mlflow-skinny")}
 """By type: the module, and the package that has it."""
 WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
-WANDB_SERVER = "https://api.wandb.ai"
 MLFLOW_CREDENTIALS = (
     *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4"),
     "MLFLOW_TRACKING_CLIENT_CERT_PATH",
 )
+MLFLOW_FILE = "~/.mlflow/credentials"
 MLFLOW_PATH = "/api/2.0/mlflow/experiments/get?experiment_id=0"
 DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
 DATABASE_MODULE = "sqlalchemy"
@@ -62,22 +61,42 @@ def _is_installed(module: str) -> bool:
 def _check_wandb(settings: WandbTracker, environment: Mapping[str, str], where: str) -> None:
     if settings.mode is WandbMode.OFFLINE or any(environment.get(name) for name in WANDB_KEYS):
         return
-    server = environment.get("WANDB_BASE_URL") or WANDB_SERVER
-    if not _is_in_netrc(urlsplit(server).netloc, environment):
+    if not _is_in_netrc(environment) and not _has_option(_wandb_files(environment), "default", "api_key"):
         raise ConfigurationError(
-            f"{where}: W&B needs an API key for {server} (WANDB_API_KEY is not set); set WANDB_API_KEY, on a cluster "
-            "by spec.envFrom from a Secret, or run `wandb login`, or set wandb.mode: Offline"
+            f"{where}: W&B needs an API key (WANDB_API_KEY is not set); set WANDB_API_KEY, on a cluster by "
+            "spec.envFrom from a Secret, or run `wandb login`, or set wandb.mode: Offline"
         )
 
 
-def _is_in_netrc(host: str, environment: Mapping[str, str]) -> bool:
-    """Whether the file with passwords of the user has one for this host."""
+def _is_in_netrc(environment: Mapping[str, str]) -> bool:
+    """Whether the user has a file with a password for any server. Which server W&B uses depends on its version and on
+    its own settings."""
     named = environment.get("NETRC")
-    for path in [Path(named).expanduser()] if named else [Path("~/.netrc").expanduser(), Path("~/_netrc").expanduser()]:
+    for path in [named] if named else ["~/.netrc", "~/_netrc"]:
         try:
-            if netrc.netrc(path).authenticators(host):
+            if netrc.netrc(Path(path).expanduser()).hosts:
                 return True
-        except (OSError, netrc.NetrcParseError):
+        except (OSError, ValueError, RuntimeError, netrc.NetrcParseError):
+            # Not UTF-8, or the user has no home folder.
+            continue
+    return False
+
+
+def _wandb_files(environment: Mapping[str, str]) -> list[str]:
+    """The files with W&B's settings."""
+    folder = environment.get("WANDB_CONFIG_DIR") or "~/.config/wandb"
+    return [f"{folder}/settings", "wandb/settings"]
+
+
+def _has_option(paths: Sequence[str], section: str, option: str) -> bool:
+    """Whether one of the configuration files has the option. Files that cannot be read have none."""
+    for path in paths:
+        parser = configparser.ConfigParser()
+        try:
+            parser.read(Path(path).expanduser())
+            if parser.has_option(section, option):
+                return True
+        except (OSError, ValueError, RuntimeError, configparser.Error):
             continue
     return False
 
@@ -92,7 +111,8 @@ def _check_mlflow(settings: MlflowTracker, environment: Mapping[str, str], where
         )
     if scheme not in ("http", "https") or "@" in address:
         return
-    if any(environment.get(name) for name in MLFLOW_CREDENTIALS) or _has_mlflow_file():
+    has_variable = any(environment.get(name) for name in MLFLOW_CREDENTIALS)
+    if has_variable or _has_option([MLFLOW_FILE], "mlflow", "mlflow_tracking_username"):
         return
     if _status(address.rstrip("/") + MLFLOW_PATH) in UNAUTHORIZED:
         raise ConfigurationError(
@@ -100,16 +120,6 @@ def _check_mlflow(settings: MlflowTracker, environment: Mapping[str, str], where
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, on a cluster by "
             "spec.envFrom from a Secret"
         )
-
-
-def _has_mlflow_file() -> bool:
-    """Whether MLflow's file of credentials has a user."""
-    parser = configparser.ConfigParser()
-    try:
-        parser.read(Path("~/.mlflow/credentials").expanduser())
-        return parser.has_option("mlflow", "mlflow_tracking_username")
-    except (configparser.Error, OSError, UnicodeDecodeError):
-        return False
 
 
 def _status(url: str) -> int | None:
