@@ -91,7 +91,8 @@ def rejected(tmp_path_factory: pytest.TempPathFactory) -> RejectedRun:
             program.stdin.write(encode(MetricsRow(step, 0.0, {"a/b": step / 3, "c": math.nan})))
         program.stdin.write(encode(table := trackers.sample_table(6, [SAMPLE])))
         program.stdin.write(encode(replace(table, name="samples/other")))
-        # What the kernel does when the trainer is killed.
+        # What the kernel does when the trainer is killed while it writes.
+        program.stdin.write(encode(MetricsRow(7, 0.0, {"a/b": 1.0}))[:-5])
         program.stdin.close()
         code = program.wait(timeout=120)
     return RejectedRun(folder, code, output.read_text())
