@@ -46,8 +46,8 @@ class PhaseTimer:
 
 
 class RecordingBudget:
-    """Decides in which steps a run records details, such as a timeline, so that this takes at most a small share of the
-    run's time. If steps are long, that is every step."""
+    """Decides which steps, or which evaluations, a run records in detail, so that this takes at most a small share of
+    its time. If steps are long, that is every step."""
 
     def __init__(self, clock: Clock, max_share: float) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class RecordingBudget:
         """Seconds."""
 
     def is_due(self) -> bool:
-        """Returns whether a step that begins now may be recorded."""
+        """Returns whether a step that begins now, or an evaluation that ends now, may be recorded."""
         return self._spent <= self._max_share * (self._clock() - self._began)
 
     @contextmanager
