@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.v1alpha1.tracker import Tracker
+from rljob_api.v1alpha1.tracker import Tracker, TrackerType
 from rljob_testing.messages import Mentions
 from rljob_testing.training.tracker_servers import answering_server, hanging_server
 from rljob_trainer.errors import ConfigurationError
@@ -108,9 +108,32 @@ def test_an_mlflow_server_that_needs_a_user_is_found_out(home: Path) -> None:
         refuse_unusable_trackers([mlflow(address)], {})
 
 
-@pytest.mark.parametrize("address", ["http://mlflow:port", "http://my host/x"])
-def test_an_address_that_cannot_be_parsed_is_left_to_the_library(address: str) -> None:
-    refuse_unusable_trackers([mlflow(address)], {})
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://mlflow:port", "http://my host/x", "http://[x", "https://", "http://mlflow:5000\n", "http://h:99999"),
+        *("htp://mlflow", "http//://x"),
+    ],
+)
+@pytest.mark.parametrize("credentials", [{}, {"MLFLOW_TRACKING_USERNAME": "me"}])
+def test_an_invalid_address_is_rejected(address: str, credentials: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_unusable_trackers([Tracker(type=TrackerType.MLFLOW)], {"MLFLOW_TRACKING_URI": address, **credentials})
+    assert str(caught.value) == Mentions("spec.training.trackers[0]: MLFLOW_TRACKING_URI", repr(address))
+
+
+def test_an_invalid_address_is_named_by_its_field_and_its_password_is_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match=r"^spec\.training\.trackers\[0\]\.mlflow\.trackingUri: "):
+        refuse_unusable_trackers([mlflow("htp://mlflow")], {})
+    environment = {"MLFLOW_TRACKING_URI": "http://user:secret@host:port"}
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_unusable_trackers([Tracker(type=TrackerType.MLFLOW)], environment)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["HTTP://127.0.0.1:1", "http://user:word@127.0.0.1:1", "file:///runs", "runs/a:b"])
+def test_a_valid_address_is_accepted(address: str) -> None:
+    refuse_unusable_trackers([Tracker(type=TrackerType.MLFLOW)], {"MLFLOW_TRACKING_URI": address})
 
 
 def test_a_server_that_does_not_respond_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

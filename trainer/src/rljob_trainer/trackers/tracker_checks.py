@@ -12,8 +12,10 @@ import netrc
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rljob_api.v1alpha1.tracker import MlflowTracker, Tracker, TrackerType, WandbMode, WandbTracker
 from rljob_trainer.errors import ConfigurationError
@@ -27,6 +29,7 @@ MLFLOW_CREDENTIALS = (
 )
 MLFLOW_FILE = "~/.mlflow/credentials"
 MLFLOW_PATH = "/api/2.0/mlflow/experiments/get?experiment_id=0"
+MLFLOW_SCHEMES = ("file", "http", "https", "databricks")
 DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
 DATABASE_MODULE = "sqlalchemy"
 """MLflow opens databases with it; mlflow-skinny does not install it."""
@@ -36,8 +39,8 @@ UNAUTHORIZED = (401, 403)
 
 
 def refuse_unusable_trackers(trackers: Sequence[Tracker], environment: Mapping[str, str]) -> None:
-    """Raises ConfigurationError for the first tracker whose package is not installed, or whose server needs credentials
-    that are not set. `environment`: the variables of this process."""
+    """Raises ConfigurationError for the first tracker whose package is not installed, whose address is invalid, or
+    whose server needs credentials that are not set. `environment`: the variables of this process."""
     for index, tracker in enumerate(trackers):
         where = f"spec.training.trackers[{index}]"
         module, package = PACKAGES[tracker.type]
@@ -103,12 +106,14 @@ def _has_option(paths: Sequence[str], section: str, option: str) -> bool:
 
 def _check_mlflow(settings: MlflowTracker, environment: Mapping[str, str], where: str) -> None:
     address = settings.tracking_uri or environment.get("MLFLOW_TRACKING_URI", "")
-    scheme = address.partition(":")[0].partition("+")[0]
+    scheme = address.partition(":")[0].partition("+")[0].lower()
     if scheme in DATABASES and not _is_installed(DATABASE_MODULE):
         raise ConfigurationError(
             f"{where}: the package mlflow-skinny cannot open a database (seen: {scheme}:...); start `mlflow server` "
             "and use its address, or use a folder"
         )
+    field = f"{where}.mlflow.trackingUri" if settings.tracking_uri else f"{where}: MLFLOW_TRACKING_URI"
+    _check_address(address, scheme, field)
     if scheme not in ("http", "https") or "@" in address:
         return
     has_variable = any(environment.get(name) for name in MLFLOW_CREDENTIALS)
@@ -120,6 +125,38 @@ def _check_mlflow(settings: MlflowTracker, environment: Mapping[str, str], where
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, on a cluster by "
             "spec.envFrom from a Secret"
         )
+
+
+def _check_address(address: str, scheme: str, field: str) -> None:
+    # Not shown if it has a password.
+    seen = f"(seen: {scheme}:...)" if "@" in address else f"(seen: {address!r})"
+    if "://" in address and scheme not in (*MLFLOW_SCHEMES, *DATABASES) and not _is_plugin(scheme):
+        raise ConfigurationError(
+            f"{field}: MLflow knows no addresses of this kind {seen}; use http://..., https://... or the path of a "
+            "folder"
+        )
+    if scheme in ("http", "https") and not _has_valid_host(address):
+        raise ConfigurationError(
+            f"{field}: the host or the port is invalid {seen}; use an address such as "
+            "https://mlflow.example.com:5000, without spaces and line breaks"
+        )
+
+
+def _is_plugin(scheme: str) -> bool:
+    """Whether an installed package adds this kind of server to MLflow."""
+    return any(each.name == scheme for each in entry_points(group="mlflow.tracking_store"))
+
+
+def _has_valid_host(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        # Reading the port raises ValueError if it is invalid.
+        is_valid = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    # `urlsplit` ignores line breaks, MLflow does not.
+    host = address.partition("://")[2].partition("/")[0]
+    return is_valid and not any(each.isspace() for each in host)
 
 
 def _status(url: str) -> int | None:
