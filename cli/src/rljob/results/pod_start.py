@@ -38,6 +38,7 @@ def wait_until_running(cluster: Cluster, job: StoredJob, name: str, note: Callab
     """
     path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{name}"
     started, problem_since, noted = clock.now(), None, ""
+    pulled_at = 0.0
     while True:
         try:
             pod = Pod.model_validate(cluster.request("GET", path))
@@ -57,7 +58,9 @@ def wait_until_running(cluster: Cluster, job: StoredJob, name: str, note: Callab
         else:
             problem_since = None
         pull = _pull(events)
-        if seconds > (START_SECONDS if pull is None else PULL_SECONDS):
+        if pull is not None:
+            pulled_at = seconds
+        if seconds - pulled_at > START_SECONDS or (pull is not None and seconds > PULL_SECONDS):
             raise _not_started(job, reason or "not started", message or f"after {seconds:.0f} s")
         waits_for = pull.message if pull is not None else message
         if waits_for not in ("", noted):
