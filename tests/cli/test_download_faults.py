@@ -120,8 +120,40 @@ def test_what_the_pod_cannot_read_is_a_problem(pod: Pod) -> None:
     assert result.problems == [
         "run/export: Permission denied",
         "checkpoints/step-1/optimizer: there are more than 7 files",
-        "checkpoints/step-1/manifest.json: left out, because other files of this checkpoint are missing",
+        "checkpoints/step-1/manifest.json: left out, because other files of the checkpoints are missing",
     ]
+
+
+@pytest.mark.parametrize("failed", ["checkpoints", "checkpoints/starts", "checkpoints/starts/0001.json"])
+def test_without_the_lists_of_the_starts_no_checkpoint_looks_complete(pod: Pod, failed: str) -> None:
+    """With such a copy, the trainer would also accept the checkpoints that a later start has rejected."""
+    lines: list[dict[str, object]] = [
+        {"failed": failed, "reason": "Permission denied"},
+        {"path": "checkpoints/step-1/manifest.json", "size": 1, "mtime_ns": 0},
+        {"end": True, "ignored": [], "num_ignored": 0},
+    ]
+    selection = Selection(only=frozenset({Part.CHECKPOINTS}))
+    result = Download(lambda: ScriptedConnection(*lines), selection, pod.folder, pod, lambda _: None).run()
+    assert names(pod.folder) == []
+    assert result.problems == [
+        f"{failed}: Permission denied",
+        "checkpoints/step-1/manifest.json: left out, because other files of the checkpoints are missing",
+    ]
+
+
+def test_a_list_of_the_starts_that_becomes_a_link_is_not_copied_and_no_checkpoint_looks_complete(
+    pod: Pod, claim: Path
+) -> None:
+    def replace(connection: int) -> None:
+        if connection == 1:
+            (claim / "checkpoints/starts/list.json").unlink()
+            (claim / "checkpoints/starts/list.json").symlink_to("/etc/passwd")
+
+    # The first connection breaks after the listing.
+    pod.break_after, pod.before_connection = [800], replace
+    result = pod.download(Selection(only=frozenset({Part.CHECKPOINTS})))
+    assert names(pod.folder) == ["checkpoints/step-1/weights.safetensors"]
+    assert len(result.problems) == 1
 
 
 def test_a_folder_that_becomes_a_link_is_not_followed(pod: Pod, claim: Path, tmp_path: Path) -> None:

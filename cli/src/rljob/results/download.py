@@ -20,7 +20,14 @@ from rljob.errors import ResultsError
 from rljob.plain_text import bytes_text, one_line
 from rljob.results.connection import BrokenConnectionError, Connection
 from rljob.results.pod_client import Begin, End, Failed, Listing, PodClient, RemoteFile, Wanted
-from rljob.results.selection import PARTIAL_FOLDER, Selection, complete_checkpoints, local_path, manifest_of
+from rljob.results.selection import (
+    PARTIAL_FOLDER,
+    Selection,
+    complete_checkpoints,
+    is_withheld,
+    local_path,
+    manifest_of,
+)
 from rljob_api.constants import ExitCode
 
 ResultT = TypeVar("ResultT")
@@ -209,7 +216,7 @@ class Download:
         self._sleep = sleep
         self._reader: PodClient | None = None
         self._changes: dict[Path, int] = {}
-        self._without_manifest: set[str | None] = set()
+        self._incomplete: set[str | None] = set()
         self._gone: list[str] = []
 
     def run(self) -> Downloaded:
@@ -219,7 +226,7 @@ class Download:
             ResultsError: the connection breaks again and again, or a file cannot be written.
         """
         result = Downloaded()
-        self._changes, self._without_manifest = {}, set()
+        self._changes, self._incomplete = {}, set()
         try:
             self._counted = _Counted(self._progress)
             for _ in range(MAX_LISTINGS):
@@ -284,16 +291,18 @@ class Download:
         for path, reason in found.unreadable.items():
             if path in self._selection.folders or self._selection.wants(f"{path}/"):
                 result.problems.append(f"{one_line(path)}: {one_line(reason)}")
-                self._without_manifest.add(manifest_of(path))
+                self._incomplete.add(manifest_of(path))
         written = set(result.written)
         for path in complete_checkpoints(files):
             target = local_path(path, self._folder)
             if target is None or not _can_exist(target):
                 result.problems.append(f"'{one_line(path)}': has a name that cannot be used here")
-                self._without_manifest.add(manifest_of(path))
-            elif path in self._without_manifest:
+                self._incomplete.add(manifest_of(path))
+            elif is_withheld(path, self._incomplete):
+                if not _is_same(target, files[path]):
+                    target.unlink(missing_ok=True)
                 result.problems.append(
-                    f"{one_line(path)}: left out, because other files of this checkpoint are missing"
+                    f"{one_line(path)}: left out, because other files of the checkpoints are missing"
                 )
             elif not _is_same(target, files[path]):
                 wanted[target] = files[path]
@@ -325,8 +334,8 @@ class Download:
                     self._gone.append(file.path)
                 else:
                     result.problems.append(f"{one_line(file.path)}: {one_line(failed.reason)}")
-                self._without_manifest.add(manifest_of(file.path))
-            if file.path in self._without_manifest:
+                self._incomplete.add(manifest_of(file.path))
+            if is_withheld(file.path, self._incomplete):
                 # A checkpoint that lacks a file must not look complete.
                 target.unlink(missing_ok=True)
 
