@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -161,3 +162,12 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module in (results, view_job):
         monkeypatch.setattr(module, "Clock", lambda: Clock(sleep=short_sleep))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def default_hangup() -> Iterator[None]:
+    """Programs start with the default action for SIGHUP, also if the tests themselves run under `nohup`, which ignores
+    it. A Python handler is reset when another program is executed."""
+    former = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, former)

@@ -165,7 +165,7 @@ def test_the_time_to_pull_the_image_does_not_count_as_time_to_start(
     assert "Pulling image" in output
 
 
-@pytest.mark.usefixtures("claim")
+@pytest.mark.usefixtures("claim", "default_hangup")
 def test_when_the_terminal_is_closed_the_pod_is_deleted(job: JobCluster, pods: PodRunner, tmp_path: Path) -> None:
     pods.statuses = [{"phase": "Pending"}]
     command = [sys.executable, "-m", "rljob_cli", "get-results", "small", str(tmp_path / "copy")]

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,7 @@ WaitFor = Callable[[Callable[[], bool]], None]
 COMMAND = [sys.executable, "-m", "rljob_cli", "run", "job.yaml", "--code", "code"]
 
 
-@pytest.fixture(autouse=True)
-def default_hangup() -> Iterator[None]:
-    """Programs start with the default action for SIGHUP, also if the tests themselves run under `nohup`, which ignores
-    it. A Python handler is reset when another program is executed."""
-    former = signal.signal(signal.SIGHUP, lambda *_: None)
-    yield
-    signal.signal(signal.SIGHUP, former)
+pytestmark = pytest.mark.usefixtures("default_hangup")
 
 
 def last_attempt(folder: Path) -> object:

@@ -46,7 +46,7 @@ _SELECTORS = st.fixed_dictionaries(
 _POD_TERMS = st.fixed_dictionaries(
     {"topologyKey": st.sampled_from(["kubernetes.io/hostname", "zone"])},
     optional={"labelSelector": _SELECTORS, "namespaceSelector": _SELECTORS, "namespaces": st.just(["team-b"])},
-) | st.just({"topologyKey": "zone", "labelSelector": {}, "matchLabelKeys": ["a"], "mismatchLabelKeys": ["b"]})
+)
 _REQUIRED, _PREFERRED = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
 
 

@@ -124,9 +124,6 @@ _POD_TERMS = st.fixed_dictionaries(
         "labelSelector": _SELECTORS,
         "namespaceSelector": _SELECTORS,
         "namespaces": st.lists(st.sampled_from(["team", "Team", ""]), max_size=1),
-        # The pods have a label with this name, because the API server ignores keys of labels that do not exist.
-        "matchLabelKeys": st.sampled_from([[], ["a"]]),
-        "mismatchLabelKeys": st.sampled_from([[], ["a"]]),
     },
 )
 _WEIGHTS = st.sampled_from([0, 1, 100, 101])
@@ -161,7 +158,7 @@ EDITS: st.SearchStrategy[Edits] = st.one_of(
     _at(_TEMPLATE + "annotations", st.dictionaries(KEYS | LONG_KEYS, st.sampled_from(["", "é\n"]), max_size=2)),
     _at(_TEMPLATE + "nodeSelector", LABELS),
     _at(_TEMPLATE + "tolerations", st.lists(TOLERATIONS, min_size=1, max_size=1)),
-    AFFINITY.map(lambda affinity: {_TEMPLATE + "affinity": affinity, _TEMPLATE + "labels": {"a": "b"}}),
+    AFFINITY.map(lambda affinity: {_TEMPLATE + "affinity": affinity}),
     RESOURCES,
     RESOURCES,
     _at("spec.pools[0].gpuResource", _DEVICES | st.sampled_from(["gpu", "nvidia.com/gpu"])),
