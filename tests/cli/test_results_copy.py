@@ -27,6 +27,7 @@ from rljob.results.results_copy import NoProgress, ResultsCopy, results_copy
 from rljob.results.selection import DEFAULT_SELECTION
 from rljob.results.volume import Placement
 from rljob.stored_job import StoredJob, stored_job
+from rljob_api.constants import ExitCode
 from rljob_cli.cluster import results
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_results import PODS, SteppedClock
@@ -210,6 +211,41 @@ def test_while_no_trainer_runs_a_watched_job_has_no_pod(tmp_path: Path, monkeypa
     output = console.file
     assert isinstance(output, io.StringIO)
     assert output.getvalue() == "not copied: run/samples.jsonl: Input/output error\n"
+
+
+def test_an_outage_of_ten_minutes_does_not_end_a_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(results, "write_run_state", lambda *_: None)
+    outage = ResultsError("the connection to the pod broke 9 times in a row", ExitCode.INFRASTRUCTURE)
+    outcomes: list[Downloaded | ResultsError] = []
+
+    def run() -> Downloaded:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, ResultsError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(results, "results_copy", lambda *_: nullcontext(ResultsCopy(run, lambda: None)))
+    complete = job("uid", RUNNING | {"phase": "Complete", "result": job_statuses.COMPLETE})
+    server = ApiServer({}, [job("uid", RUNNING)])
+    clock = SteppedClock()
+    given = cast(Cluster, server), server.jobs[0], None, Console(file=io.StringIO()), Clock(clock.now, clock.sleep)
+    with results.viewed_job(*given) as viewed:
+        outcomes = [outage]
+        with pytest.raises(ResultsError):
+            viewed.refresh()
+        outcomes = [Downloaded(), outage]
+        assert viewed.refresh()
+        server.jobs = [complete]
+        clock.sleep(600)
+        assert viewed.refresh(), "the newest files are not there yet"
+        outcomes = [Downloaded()]
+        assert not viewed.refresh()
+        server.jobs = [job("uid", RUNNING)]
+        outcomes = [outage]
+        clock.sleep(601)
+        with pytest.raises(ResultsError):
+            viewed.refresh()
 
 
 def test_copies_for_pages_that_nobody_uses_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
