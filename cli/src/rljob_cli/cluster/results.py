@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rljob.cluster import Cluster
 from rljob.errors import ClusterUnreachableError, ResultsError, deleted_meanwhile
-from rljob.job_state import attempt_state, attempt_under_way
+from rljob.job_state import attempt_state, attempt_under_way, is_over
 from rljob.plain_text import bytes_text
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
 from rljob.results.download import Downloaded
@@ -117,7 +117,7 @@ def viewed_job(
                 # The next attempt may need the volume on another node.
                 copy.release()
             write_run_state(found, folder)
-            return found.ending is None
+            return not is_over(found)
 
         yield ViewedJob(folder, refresh)
 
