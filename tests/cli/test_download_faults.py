@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -218,6 +219,7 @@ def test_a_pod_that_sends_paths_outside_of_the_folder_is_not_followed(pod: Pod) 
     [
         {"path": "run/x", "size": -1, "mtime_ns": 0},
         {"path": "run/x", "size": "1", "mtime_ns": 0},
+        {"path": "run/x", "size": 2**63, "mtime_ns": 0},
         {"path": ["run/x"], "size": 1, "mtime_ns": 0},
         {"end": True},
         {"data": 1},
@@ -233,6 +235,22 @@ def test_an_answer_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Po
     with pytest.raises(ResultsError, match=r"broke 9 times in a row \(the pod sent"):
         Download(connect, EVERYTHING, pod.folder, pod, lambda _: None).run()
     assert len(connections) == 9
+
+
+@pytest.mark.parametrize("mtime_ns", [-(10**40), -10_000_000_000, 10**40])
+def test_a_file_with_an_odd_time_is_copied_like_others(pod: Pod, mtime_ns: int) -> None:
+    """Such as one before 1970, or one that cannot be represented here."""
+    listing = [{"path": "run/x", "size": 0, "mtime_ns": mtime_ns}, {"end": True, "ignored": [], "num_ignored": 0}]
+    begin = {"begin": 0, "offset": 0, "mtime_ns": mtime_ns}
+
+    class Answers(ScriptedConnection):
+        def send(self, data: bytes) -> None:
+            lines = [begin, {"end": hashlib.sha256().hexdigest()}] if b"read" in data else listing
+            self._answer += "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+    result = Download(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
+    assert result.problems == []
+    assert names(pod.folder) == ["x"]
 
 
 def test_a_pod_cannot_send_more_bytes_than_it_announced(pod: Pod) -> None:
