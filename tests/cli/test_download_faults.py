@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 from rljob.errors import ResultsError
-from rljob.results import pod_file_server
+from rljob.results import pod_client, pod_file_server
 from rljob.results.download import Download
 from rljob.results.selection import Part, Selection
-from rljob_testing.cli.results_pods import EVERYTHING, PROGRAM, Pod, ScriptedConnection, names, write_claim
+from rljob_testing.cli.results_pods import EVERYTHING, PROGRAM, Pod, ScriptedConnection, json_lines, names, write_claim
 
 
 @pytest.fixture
@@ -237,47 +237,45 @@ def test_an_answer_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Po
     assert len(connections) == 9
 
 
+def listing(size: int, mtime_ns: int = 0) -> list[dict[str, object]]:
+    """The pod lists one file."""
+    return [{"path": "run/x", "size": size, "mtime_ns": mtime_ns}, {"end": True, "ignored": [], "num_ignored": 0}]
+
+
+def scripted(pod: Pod, lines: list[dict[str, object]], read: bytes) -> Download:
+    return Download(lambda: ScriptedConnection(*lines, read=read), EVERYTHING, pod.folder, pod, lambda _: None)
+
+
 @pytest.mark.parametrize("mtime_ns", [-(10**40), -10_000_000_000, 10**40])
 def test_a_file_with_an_odd_time_is_copied_like_others(pod: Pod, mtime_ns: int) -> None:
     """Such as one before 1970, or one that cannot be represented here."""
-    listing = [{"path": "run/x", "size": 0, "mtime_ns": mtime_ns}, {"end": True, "ignored": [], "num_ignored": 0}]
-    begin = {"begin": 0, "offset": 0, "mtime_ns": mtime_ns}
-
-    class Answers(ScriptedConnection):
-        def send(self, data: bytes) -> None:
-            lines = [begin, {"end": hashlib.sha256().hexdigest()}] if b"read" in data else listing
-            self._answer += "".join(json.dumps(line) + "\n" for line in lines).encode()
-
-    result = Download(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
-    assert result.problems == []
+    read = json_lines({"begin": 0, "offset": 0, "mtime_ns": mtime_ns}, {"end": hashlib.sha256().hexdigest()})
+    assert scripted(pod, listing(0, mtime_ns), read).run().problems == []
     assert names(pod.folder) == ["x"]
 
 
 def test_a_pod_cannot_send_more_bytes_than_it_announced(pod: Pod) -> None:
-    listing = [{"path": "run/x", "size": 1, "mtime_ns": 0}, {"end": True, "ignored": [], "num_ignored": 0}]
-    begin = {"begin": 1, "offset": 0, "mtime_ns": 0}
-
-    class Answers(ScriptedConnection):
-        def send(self, data: bytes) -> None:
-            lines = [begin, {"data": 2}] if b"read" in data else listing
-            self._answer += "".join(json.dumps(line) + "\n" for line in lines).encode() + b"xy"
-
+    read = json_lines({"begin": 1, "offset": 0, "mtime_ns": 0}, {"data": 2}) + b"xy"
     with pytest.raises(ResultsError, match="more bytes than it announced"):
-        Download(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
+        scripted(pod, listing(1), read).run()
+
+
+def test_a_pod_cannot_announce_more_bytes_than_the_disk_has(pod: Pod) -> None:
+    read = json_lines({"begin": 2**60, "offset": 0, "mtime_ns": 0}, {"data": 1}) + b"x"
+    with pytest.raises(ResultsError, match=r"the files need .* free space"):
+        scripted(pod, listing(1), read).run()
+
+
+def test_a_pod_cannot_list_more_than_fits_into_memory(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_client, "_MAX_LISTING_CHARACTERS", 4)
+    with pytest.raises(ResultsError, match="lists too many files"):
+        scripted(pod, listing(1), b"").run()
 
 
 def test_a_file_with_other_bytes_than_its_digest_is_copied_again_and_then_left_out(pod: Pod) -> None:
     """The content differs from the digest each time, as if the file changed in every copy."""
-    listing = [{"path": "run/x", "size": 1, "mtime_ns": 0}, {"end": True, "ignored": [], "num_ignored": 0}]
-    begin = {"begin": 1, "offset": 0, "mtime_ns": 0}
-
-    class Answers(ScriptedConnection):
-        def send(self, data: bytes) -> None:
-            text = "".join(json.dumps(line) + "\n" for line in ([begin, {"data": 1}] if b"read" in data else listing))
-            end = b'x{"end": "other"}\n' if b"read" in data else b""
-            self._answer += text.encode() + end
-
-    result = Download(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
+    read = json_lines({"begin": 1, "offset": 0, "mtime_ns": 0}, {"data": 1}) + b"x" + json_lines({"end": "other"})
+    result = scripted(pod, listing(1), read).run()
     assert names(pod.folder) == []
     assert result.problems == ["run/x: its SHA-256 differs after the copy"]
     assert pod.shown == 0

@@ -112,6 +112,8 @@ class _Partial:
             raise BrokenConnectionError("the pod sent an unexpected response")
         if begin.offset == self._start:
             self.size, self.digest = self._start, hashlib.sha256()
+        # The file may have grown, and the pod may announce anything.
+        _check_disk(self._path.parent.parent, begin.size - self.size)
         with self._path.open("r+b" if self._path.exists() else "wb") as file:
             file.truncate(self.size)
             file.seek(self.size)
@@ -247,7 +249,7 @@ class Download:
     def _copy(self, result: Downloaded) -> None:
         waiting = self._with_retries(lambda: self._list(result))
         needed = sum(file.size - self._selection.start_of(file.path, file.size) for file in waiting.values())
-        _check_disk(self._folder, self._partial_folder, needed)
+        _check_disk(self._folder, needed - _num_bytes_of(self._partial_folder))
         self._partial_folder.mkdir(parents=True, exist_ok=True)
         self._counted.plan(waiting)
         while waiting:
@@ -368,11 +370,14 @@ def _can_exist(target: Path) -> bool:
     return True
 
 
-def _check_disk(folder: Path, partial_folder: Path, num_bytes: int) -> None:
-    """Raises ResultsError if so many bytes do not fit on the disk."""
+def _num_bytes_of(folder: Path) -> int:
+    """The bytes of the files in a folder, which may not exist."""
+    return sum(file.stat().st_size for file in folder.iterdir()) if folder.is_dir() else 0
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    """Raises ResultsError if so many more bytes do not fit on the disk."""
     existing = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
-    there = sum(file.stat().st_size for file in partial_folder.iterdir()) if partial_folder.is_dir() else 0
-    needed = num_bytes - there
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise ResultsError(

@@ -13,6 +13,7 @@ from rljob.results.connection import BrokenConnectionError, Connection
 
 _MAX_LINE_BYTES = 1 << 20
 _MAX_FILES = 1_000_000
+_MAX_LISTING_CHARACTERS = 1 << 26
 _MAX_NUMBER = 2**63 - 1
 """Of bytes and of nanoseconds, here and in file systems."""
 Line = Mapping[str, object]
@@ -92,12 +93,14 @@ class PodClient:
         self._send({"list": list(folders), "skip": list(skip)})
         files: list[RemoteFile] = []
         unreadable: dict[str, str] = {}
+        num_characters = 0
         while "end" not in (line := self._line()):
             if "failed" in line:
                 unreadable[_text(line, "failed")] = _text(line, "reason")
             else:
                 files.append(RemoteFile(_text(line, "path"), _size(line, "size"), _time(line)))
-            if len(files) + len(unreadable) > _MAX_FILES:
+            num_characters += sum(len(text) for text in line.values() if isinstance(text, str))
+            if len(files) + len(unreadable) > _MAX_FILES or num_characters > _MAX_LISTING_CHARACTERS:
                 raise BrokenConnectionError("the pod lists too many files")
         ignored = line.get("ignored")
         names = [str(name) for name in ignored] if isinstance(ignored, list) else []
