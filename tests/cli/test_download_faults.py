@@ -64,20 +64,24 @@ def test_a_name_that_the_disk_does_not_accept_is_a_problem_of_its_file(
     assert [*(pod.folder / ".partial").glob("*")] == []
 
 
-def test_a_file_that_becomes_a_folder_and_the_opposite_are_copied(pod: Pod, claim: Path) -> None:
-    (claim / "run/x").touch()
-    (claim / "run/y").mkdir()
-    (claim / "run/y/z").touch()
-    pod.download()
-    (claim / "run/x").unlink()
-    (claim / "run/x").mkdir()
-    (claim / "run/x/z").touch()
-    shutil.rmtree(claim / "run/y")
-    (claim / "run/y").touch()
+def test_what_is_here_with_the_name_of_a_folder_or_file_of_the_job_is_kept(pod: Pod, claim: Path) -> None:
+    """It may be the user's; and what the job's own code writes into the claim must not delete anything here."""
+    mine = [pod.folder / "plots.old/mine.txt", pod.folder / "notes", pod.folder / "deep"]
+    for file in mine:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    for name in ("plots.old", "notes/theirs.txt", "deep/er/theirs.txt"):
+        (claim / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (claim / "run" / name).write_text("theirs")
     result = pod.download()
-    assert result.problems == []
-    assert (pod.folder / "x/z").is_file()
-    assert (pod.folder / "y").is_file()
+    assert [file.read_text() for file in mine] == ["mine"] * 3
+    assert [problem.partition(": ")[0] for problem in result.problems] == [
+        "run/deep/er/theirs.txt",
+        "run/notes/theirs.txt",
+        "run/plots.old",
+    ]
+    assert all(problem.endswith("; delete what has its name") for problem in result.problems), result.problems
+    assert "metrics.jsonl" in names(pod.folder)
 
 
 def test_the_pod_says_what_it_cannot_read(

@@ -43,6 +43,8 @@ _PIECE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_THE_DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EIO)
 """Errors that are not about the name of one file."""
+_TAKEN = (errno.EISDIR, errno.EEXIST, errno.ENOTDIR)
+"""Errors about something else that has the name of a file or of one of its folders."""
 
 
 class DownloadProgress(Protocol):
@@ -135,21 +137,16 @@ class _Partial:
             except OSError as error:
                 if error.errno in _OF_THE_DISK:
                     raise
-                failed = Failed(f"cannot be written here ({error.strerror})", "error")
+                advice = "; delete what has its name" if error.errno in _TAKEN else ""
+                failed = Failed(f"cannot be written here ({error.strerror}){advice}", "error")
         self._path.unlink()
         progress.discard()
         return failed
 
     def _finish(self, mtime_ns: int) -> None:
-        """Gives the file its name. What has the name now, or the name of one of its folders, was replaced in the
-        claim, too."""
-        folder = self._path.parent.parent
-        for parent in self._target.parents:
-            if parent != folder and parent.is_relative_to(folder) and parent.is_file():
-                parent.unlink()
+        """Gives the file its name. A folder that has the name, and a file that has the name of one of its folders, may
+        be the user's; then this fails."""
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        if self._target.is_dir():
-            shutil.rmtree(self._target)
         os.utime(self._path, ns=(mtime_ns, mtime_ns))
         self._path.replace(self._target)
 
@@ -301,8 +298,8 @@ class Download:
                 result.problems.append(f"'{one_line(path)}': has a name that cannot be used here")
                 self._incomplete.add(manifest_of(path))
             elif is_withheld(path, self._incomplete):
-                if not _is_same(target, files[path]):
-                    target.unlink(missing_ok=True)
+                if target.is_file() and not _is_same(target, files[path]):
+                    target.unlink()
                 result.problems.append(
                     f"{one_line(path)}: left out, because other files of the checkpoints are missing"
                 )
@@ -337,9 +334,9 @@ class Download:
                 else:
                     result.problems.append(f"{one_line(file.path)}: {one_line(failed.reason)}")
                 self._incomplete.add(manifest_of(file.path))
-            if is_withheld(file.path, self._incomplete):
+            if is_withheld(file.path, self._incomplete) and target.is_file():
                 # A checkpoint that lacks a file must not look complete.
-                target.unlink(missing_ok=True)
+                target.unlink()
 
     def _partial(self, target: Path, file: RemoteFile) -> _Partial:
         name = hashlib.sha256(os.fsencode(file.path)).hexdigest()
