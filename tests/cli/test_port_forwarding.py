@@ -1,15 +1,19 @@
-"""Local connections are connected with a stand-in of the API server's WebSocket."""
+"""Local connections are connected with a stand-in of the API server's WebSocket, and WebSockets use the proxy."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from kubernetes.client import ApiClient, Configuration
 from websocket import WebSocket
 
 from rljob import port_forwarding
+from rljob.errors import ClusterUnreachableError
 from rljob.port_forwarding import PortForwarding
+from rljob.websockets import open_websocket
 
 SECONDS = 20
 
@@ -52,6 +56,27 @@ def address(cluster: StandInCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     with PortForwarding(cluster, listener, 8265, lambda _: None) as forwarding:  # type: ignore[arg-type]
         forwarding.use("/pods/head")
         yield address
+
+
+def test_a_websocket_goes_through_the_proxy_of_the_configuration() -> None:
+    """The functions that read it are no public interface of the package `kubernetes`."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        server.settimeout(SECONDS)
+
+        def reject() -> bytes:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.settimeout(SECONDS)
+                request = accepted.recv(1 << 16)
+                accepted.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+                return request
+
+        request = pool.submit(reject)
+        configuration = Configuration(host="https://kubernetes.example:6443")
+        configuration.proxy = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ClusterUnreachableError):
+            open_websocket(ApiClient(configuration), "/api/v1/namespaces/a/pods/b/exec", [], "kind", "")
+        assert request.result(SECONDS).startswith(b"CONNECT kubernetes.example:6443 HTTP/1.1\r\n")
 
 
 def read_to_end(connection: socket.socket) -> None:
