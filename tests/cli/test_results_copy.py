@@ -162,7 +162,7 @@ def test_an_outage_of_ten_minutes_does_not_end_the_start_of_the_pod(until: int, 
                 raise ClusterUnreachableError("kind", "timed out")
             pulling = {"metadata": {"name": "e", "creationTimestamp": CREATED}, "reason": "Pulling"}
             phase = "Pending" if clock.seconds < 590 else "Running"
-            pod = {"metadata": {"name": "p", "creationTimestamp": CREATED}, "status": {"phase": phase}}
+            pod: Json = {"metadata": {"name": "p", "creationTimestamp": CREATED}, "status": {"phase": phase}}
             return {"items": [pulling]} if path.endswith("/events") else pod
 
     is_short = until < 600

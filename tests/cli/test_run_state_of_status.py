@@ -22,8 +22,8 @@ CREATED = "2026-01-31T12:00:00Z"
 
 
 def wire_state(status: dict[str, object], annotations: dict[str, str] | None = None) -> dict[str, object] | None:
-    metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
-    metadata |= {"annotations": annotations or {}}
+    names = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
+    metadata = {**names, "annotations": annotations or {}}
     return run_state_of_status(stored_job({"metadata": metadata, "spec": {}, "status": status}))
 
 
