@@ -19,6 +19,7 @@ from rich.console import Console
 from rljob.cluster import ClusterOptions, connect
 from rljob.errors import ClusterError
 from rljob.polling import Clock
+from rljob_api.constants import ANNOTATION_RETRY
 from rljob_cli.cluster.dashboard import show_dashboard
 from rljob_cli.errors import CliError
 from rljob_operator.manifests.naming import secret_name
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.apiserver
 SINCE = "2026-11-27T12:00:00Z"
 TOKEN = "0123456789abcdef"
 CLUSTER_UID = "11111111-2222-3333-4444-555555555555"
+FAILED = {"outcome": "Failed", "reason": "StoppedByUser", "at": SINCE}
 RUNNING = {"running": {"startedAt": SINCE}}
 
 
@@ -185,12 +187,17 @@ def test_the_same_port_leads_to_the_head_pod_of_the_next_attempt(command: Comman
         with pytest.raises(httpx.TransportError):
             get(command.url)
 
+    def retry() -> None:
+        command.cluster.annotate("small", {ANNOTATION_RETRY: "now"})
+        command.cluster.write_status("small", {"result": FAILED})
+
     command.steps = [
         lambda: command.cluster.delete_pod("head-1"),
         without_head,
         lambda: create_head(command.cluster, attempt=2),
         check,
         lambda: command.cluster.delete_pod("head-2"),
+        retry,
         lambda: command.cluster.write_status(
             "small", {"result": {"outcome": "Succeeded", "reason": "Succeeded", "at": SINCE}}
         ),
@@ -209,9 +216,17 @@ def test_a_job_without_a_running_head_is_an_error_with_the_reason(command: Comma
         CliError, match="has no running head pod \\(the job has not started\\); see `rljob explain small"
     ):
         command.run()
-    command.cluster.write_status("small", {"result": {"outcome": "Failed", "reason": "StoppedByUser", "at": SINCE}})
+    command.cluster.write_status("small", {"result": FAILED})
     with pytest.raises(CliError, match="has no running head pod \\(the job has ended"):
         command.run()
+
+
+@pytest.mark.usefixtures("dashboard")
+def test_when_the_job_is_deleted_the_command_ends(command: Command) -> None:
+    create_head(command.cluster)
+    command.steps = [lambda: command.cluster.delete("small")]
+    assert command.run() == 0
+    assert "small: was deleted" in command.output.getvalue()
 
 
 @pytest.mark.usefixtures("dashboard")

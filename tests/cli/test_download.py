@@ -136,7 +136,7 @@ def test_of_a_checkpoint_that_is_deleted_meanwhile_no_manifest_is_left(pod: Pod,
     pod.break_after, pod.before_connection = [1_200], delete
     result = pod.download()
     assert not (pod.folder / "checkpoints/step-1/manifest.json").exists()
-    expected = "checkpoints/step-1/manifest.json: left out, because other files of this checkpoint are missing"
+    expected = "checkpoints/step-1/manifest.json: left out, because other files of the checkpoints are missing"
     assert result.problems == [expected]
 
 

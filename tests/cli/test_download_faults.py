@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -16,10 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 from rljob.errors import ResultsError
-from rljob.results import pod_file_server
+from rljob.results import pod_client, pod_file_server
 from rljob.results.download import Download
 from rljob.results.selection import Part, Selection
-from rljob_testing.cli.results_pods import EVERYTHING, PROGRAM, Pod, ScriptedConnection, names, write_claim
+from rljob_testing.cli.results_pods import EVERYTHING, PROGRAM, Pod, ScriptedConnection, json_lines, names, write_claim
 
 
 @pytest.fixture
@@ -63,20 +64,24 @@ def test_a_name_that_the_disk_does_not_accept_is_a_problem_of_its_file(
     assert [*(pod.folder / ".partial").glob("*")] == []
 
 
-def test_a_file_that_becomes_a_folder_and_the_opposite_are_copied(pod: Pod, claim: Path) -> None:
-    (claim / "run/x").touch()
-    (claim / "run/y").mkdir()
-    (claim / "run/y/z").touch()
-    pod.download()
-    (claim / "run/x").unlink()
-    (claim / "run/x").mkdir()
-    (claim / "run/x/z").touch()
-    shutil.rmtree(claim / "run/y")
-    (claim / "run/y").touch()
+def test_what_is_here_with_the_name_of_a_folder_or_file_of_the_job_is_kept(pod: Pod, claim: Path) -> None:
+    """It may be the user's; and what the job's own code writes into the claim must not delete anything here."""
+    mine = [pod.folder / "plots.old/mine.txt", pod.folder / "notes", pod.folder / "deep"]
+    for file in mine:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    for name in ("plots.old", "notes/theirs.txt", "deep/er/theirs.txt"):
+        (claim / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (claim / "run" / name).write_text("theirs")
     result = pod.download()
-    assert result.problems == []
-    assert (pod.folder / "x/z").is_file()
-    assert (pod.folder / "y").is_file()
+    assert [file.read_text() for file in mine] == ["mine"] * 3
+    assert [problem.partition(": ")[0] for problem in result.problems] == [
+        "run/deep/er/theirs.txt",
+        "run/notes/theirs.txt",
+        "run/plots.old",
+    ]
+    assert all(problem.endswith("; delete what has its name") for problem in result.problems), result.problems
+    assert "metrics.jsonl" in names(pod.folder)
 
 
 def test_the_pod_says_what_it_cannot_read(
@@ -120,8 +125,40 @@ def test_what_the_pod_cannot_read_is_a_problem(pod: Pod) -> None:
     assert result.problems == [
         "run/export: Permission denied",
         "checkpoints/step-1/optimizer: there are more than 7 files",
-        "checkpoints/step-1/manifest.json: left out, because other files of this checkpoint are missing",
+        "checkpoints/step-1/manifest.json: left out, because other files of the checkpoints are missing",
     ]
+
+
+@pytest.mark.parametrize("failed", ["checkpoints", "checkpoints/starts", "checkpoints/starts/0001.json"])
+def test_without_the_lists_of_the_starts_no_checkpoint_looks_complete(pod: Pod, failed: str) -> None:
+    """With such a copy, the trainer would also accept the checkpoints that a later start has rejected."""
+    lines: list[dict[str, object]] = [
+        {"failed": failed, "reason": "Permission denied"},
+        {"path": "checkpoints/step-1/manifest.json", "size": 1, "mtime_ns": 0},
+        {"end": True, "ignored": [], "num_ignored": 0},
+    ]
+    selection = Selection(only=frozenset({Part.CHECKPOINTS}))
+    result = Download(lambda: ScriptedConnection(*lines), selection, pod.folder, pod, lambda _: None).run()
+    assert names(pod.folder) == []
+    assert result.problems == [
+        f"{failed}: Permission denied",
+        "checkpoints/step-1/manifest.json: left out, because other files of the checkpoints are missing",
+    ]
+
+
+def test_a_list_of_the_starts_that_becomes_a_link_is_not_copied_and_no_checkpoint_looks_complete(
+    pod: Pod, claim: Path
+) -> None:
+    def replace(connection: int) -> None:
+        if connection == 1:
+            (claim / "checkpoints/starts/list.json").unlink()
+            (claim / "checkpoints/starts/list.json").symlink_to("/etc/passwd")
+
+    # The first connection breaks after the listing.
+    pod.break_after, pod.before_connection = [800], replace
+    result = pod.download(Selection(only=frozenset({Part.CHECKPOINTS})))
+    assert names(pod.folder) == ["checkpoints/step-1/weights.safetensors"]
+    assert len(result.problems) == 1
 
 
 def test_a_folder_that_becomes_a_link_is_not_followed(pod: Pod, claim: Path, tmp_path: Path) -> None:
@@ -186,6 +223,7 @@ def test_a_pod_that_sends_paths_outside_of_the_folder_is_not_followed(pod: Pod) 
     [
         {"path": "run/x", "size": -1, "mtime_ns": 0},
         {"path": "run/x", "size": "1", "mtime_ns": 0},
+        {"path": "run/x", "size": 2**63, "mtime_ns": 0},
         {"path": ["run/x"], "size": 1, "mtime_ns": 0},
         {"end": True},
         {"data": 1},
@@ -203,31 +241,45 @@ def test_an_answer_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Po
     assert len(connections) == 9
 
 
+def listing(size: int, mtime_ns: int = 0) -> list[dict[str, object]]:
+    """The pod lists one file."""
+    return [{"path": "run/x", "size": size, "mtime_ns": mtime_ns}, {"end": True, "ignored": [], "num_ignored": 0}]
+
+
+def scripted(pod: Pod, lines: list[dict[str, object]], read: bytes) -> Download:
+    return Download(lambda: ScriptedConnection(*lines, read=read), EVERYTHING, pod.folder, pod, lambda _: None)
+
+
+@pytest.mark.parametrize("mtime_ns", [-(10**40), -10_000_000_000, 10**40])
+def test_a_file_with_an_odd_time_is_copied_like_others(pod: Pod, mtime_ns: int) -> None:
+    """Such as one before 1970, or one that cannot be represented here."""
+    read = json_lines({"begin": 0, "offset": 0, "mtime_ns": mtime_ns}, {"end": hashlib.sha256().hexdigest()})
+    assert scripted(pod, listing(0, mtime_ns), read).run().problems == []
+    assert names(pod.folder) == ["x"]
+
+
 def test_a_pod_cannot_send_more_bytes_than_it_announced(pod: Pod) -> None:
-    listing = [{"path": "run/x", "size": 1, "mtime_ns": 0}, {"end": True, "ignored": [], "num_ignored": 0}]
-    begin = {"begin": 1, "offset": 0, "mtime_ns": 0}
-
-    class Answers(ScriptedConnection):
-        def send(self, data: bytes) -> None:
-            lines = [begin, {"data": 2}] if b"read" in data else listing
-            self._answer += "".join(json.dumps(line) + "\n" for line in lines).encode() + b"xy"
-
+    read = json_lines({"begin": 1, "offset": 0, "mtime_ns": 0}, {"data": 2}) + b"xy"
     with pytest.raises(ResultsError, match="more bytes than it announced"):
-        Download(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
+        scripted(pod, listing(1), read).run()
+
+
+def test_a_pod_cannot_announce_more_bytes_than_the_disk_has(pod: Pod) -> None:
+    read = json_lines({"begin": 2**60, "offset": 0, "mtime_ns": 0}, {"data": 1}) + b"x"
+    with pytest.raises(ResultsError, match=r"the files need .* free space"):
+        scripted(pod, listing(1), read).run()
+
+
+def test_a_pod_cannot_list_more_than_fits_into_memory(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_client, "_MAX_LISTING_CHARACTERS", 4)
+    with pytest.raises(ResultsError, match="lists too many files"):
+        scripted(pod, listing(1), b"").run()
 
 
 def test_a_file_with_other_bytes_than_its_digest_is_copied_again_and_then_left_out(pod: Pod) -> None:
     """The content differs from the digest each time, as if the file changed in every copy."""
-    listing = [{"path": "run/x", "size": 1, "mtime_ns": 0}, {"end": True, "ignored": [], "num_ignored": 0}]
-    begin = {"begin": 1, "offset": 0, "mtime_ns": 0}
-
-    class Answers(ScriptedConnection):
-        def send(self, data: bytes) -> None:
-            text = "".join(json.dumps(line) + "\n" for line in ([begin, {"data": 1}] if b"read" in data else listing))
-            end = b'x{"end": "other"}\n' if b"read" in data else b""
-            self._answer += text.encode() + end
-
-    result = Download(Answers, EVERYTHING, pod.folder, pod, lambda _: None).run()
+    read = json_lines({"begin": 1, "offset": 0, "mtime_ns": 0}, {"data": 1}) + b"x" + json_lines({"end": "other"})
+    result = scripted(pod, listing(1), read).run()
     assert names(pod.folder) == []
     assert result.problems == ["run/x: its SHA-256 differs after the copy"]
     assert pod.shown == 0

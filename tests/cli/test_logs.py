@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from rljob.polling import Clock
+from rljob_api.constants import ANNOTATION_RETRY
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
 from rljob_testing.messages import Mentions
@@ -167,24 +168,33 @@ def test_without_pods_the_path_of_the_log_copy_is_shown(small: JobCluster, rljob
     ]
 
 
+@pytest.mark.parametrize("is_retry_of_user", [False, True])
 def test_follow_waits_for_the_next_attempt(
-    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
+    small: JobCluster,
+    kubelet: StandInKubelet,
+    rljob: Rljob,
+    monkeypatch: pytest.MonkeyPatch,
+    is_retry_of_user: bool,
 ) -> None:
     ended = ATTEMPT | {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
     waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}
-    small.write_status("small", {"attempts": [ended], "nextAttempt": waits})
+    why = {"result": job_statuses.FAILED} if is_retry_of_user else {"nextAttempt": waits}
+    small.write_status("small", {"attempts": [ended], **why})
+    if is_retry_of_user:
+        small.annotate("small", {ANNOTATION_RETRY: "now"})
     kubelet.logs[f"{small.namespace}/small-2-head-a/driver"] = [b"second\n"]
     kubelet.more.set()
 
     def next_attempt(_: float) -> None:
         second = ATTEMPT | {"number": 2, "cluster": "small-2"}
-        small.write_status("small", {"attempts": [ended, second], "nextAttempt": None})
+        small.write_status("small", {"attempts": [ended, second], "nextAttempt": None, "result": None})
         create_pod(small, "small-2-head-a", "head", attempt=2)
 
     monkeypatch.setattr("rljob_cli.cluster.logs.Clock", lambda: Clock(sleep=next_attempt))
     code, output, errors = rljob("logs", "small", "--follow")
     assert (code, output) == (0, "second\n")
-    assert errors == Mentions("waiting:", "head pod", "next attempt", "2026-01-31T12:31:00Z")
+    details = [] if is_retry_of_user else ["next attempt", "2026-01-31T12:31:00Z"]
+    assert errors == Mentions("waiting:", "head pod", *details)
     assert errors.count("\n") == 1
 
 

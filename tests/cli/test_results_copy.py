@@ -16,19 +16,21 @@ import pytest
 from rich.console import Console
 
 from rljob.cluster import Cluster
-from rljob.errors import JobNotFoundError, ObjectNotFoundError, RejectedError, ResultsError
+from rljob.errors import ClusterUnreachableError, JobNotFoundError, ObjectNotFoundError, RejectedError, ResultsError
 from rljob.kubernetes_models import Json
 from rljob.polling import Clock
 from rljob.results import results_copy as module
 from rljob.results.download import Downloaded
 from rljob.results.pod import ResultsPod, manifest, pod_user
+from rljob.results.pod_start import wait_until_running
 from rljob.results.results_copy import NoProgress, ResultsCopy, results_copy
 from rljob.results.selection import DEFAULT_SELECTION
 from rljob.results.volume import Placement
 from rljob.stored_job import StoredJob, stored_job
+from rljob_api.constants import ExitCode
 from rljob_cli.cluster import results
 from rljob_testing.cli import job_statuses
-from rljob_testing.cli.job_results import PODS
+from rljob_testing.cli.job_results import PODS, SteppedClock
 
 CLUSTER = cast(Cluster, SimpleNamespace())
 CREATED = "2026-01-31T12:00:00Z"
@@ -149,6 +151,26 @@ def test_a_pod_that_cannot_be_deleted_does_not_hide_the_error() -> None:
     assert "could not be deleted (HTTP 422)" in note
 
 
+@pytest.mark.parametrize(("until", "seconds"), [(550, 590), (10_000, 601)])
+def test_an_outage_of_ten_minutes_does_not_end_the_start_of_the_pod(until: int, seconds: int) -> None:
+    """The pull of the image would begin again with another pod. `seconds`: how long the command waits."""
+    clock = SteppedClock()
+
+    class Outage:
+        def request(self, _: str, path: str, *__: object) -> Json:
+            if 0 < clock.seconds < until:
+                raise ClusterUnreachableError("kind", "timed out")
+            pulling = {"metadata": {"name": "e", "creationTimestamp": CREATED}, "reason": "Pulling"}
+            phase = "Pending" if clock.seconds < 590 else "Running"
+            pod: Json = {"metadata": {"name": "p", "creationTimestamp": CREATED}, "status": {"phase": phase}}
+            return {"items": [pulling]} if path.endswith("/events") else pod
+
+    is_short = until < 600
+    with nullcontext() if is_short else pytest.raises(ClusterUnreachableError):
+        wait_until_running(cast(Cluster, Outage()), job("uid"), "p", lambda _: None, Clock(clock.now, clock.sleep))
+    assert clock.seconds == seconds
+
+
 def test_the_pod_has_the_service_account_of_the_job_without_its_token() -> None:
     stored = job("uid", RUNNING, {"serviceAccountName": "puller"})
     made = manifest(stored, "x", pod_user(stored), Placement())
@@ -189,6 +211,41 @@ def test_while_no_trainer_runs_a_watched_job_has_no_pod(tmp_path: Path, monkeypa
     output = console.file
     assert isinstance(output, io.StringIO)
     assert output.getvalue() == "not copied: run/samples.jsonl: Input/output error\n"
+
+
+def test_an_outage_of_ten_minutes_does_not_end_a_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(results, "write_run_state", lambda *_: None)
+    outage = ResultsError("the connection to the pod broke 9 times in a row", ExitCode.INFRASTRUCTURE)
+    outcomes: list[Downloaded | ResultsError] = []
+
+    def run() -> Downloaded:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, ResultsError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(results, "results_copy", lambda *_: nullcontext(ResultsCopy(run, lambda: None)))
+    complete = job("uid", RUNNING | {"phase": "Complete", "result": job_statuses.COMPLETE})
+    server = ApiServer({}, [job("uid", RUNNING)])
+    clock = SteppedClock()
+    given = cast(Cluster, server), server.jobs[0], None, Console(file=io.StringIO()), Clock(clock.now, clock.sleep)
+    with results.viewed_job(*given) as viewed:
+        outcomes = [outage]
+        with pytest.raises(ResultsError):
+            viewed.refresh()
+        outcomes = [Downloaded(), outage]
+        assert viewed.refresh()
+        server.jobs = [complete]
+        clock.sleep(600)
+        assert viewed.refresh(), "the newest files are not there yet"
+        outcomes = [Downloaded()]
+        assert not viewed.refresh()
+        server.jobs = [job("uid", RUNNING)]
+        outcomes = [outage]
+        clock.sleep(601)
+        with pytest.raises(ResultsError):
+            viewed.refresh()
 
 
 def test_copies_for_pages_that_nobody_uses_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

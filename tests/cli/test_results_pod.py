@@ -126,7 +126,7 @@ def test_a_pod_that_does_not_start_in_time_is_an_error_with_its_event(
 ) -> None:
     pods.statuses = [{"phase": "Pending"}]
     clock = SteppedClock()
-    clock.after_steps = 3, lambda: job.warn("Pod", pods.names()[0], reason, message, count=1, seen=SINCE)
+    clock.events = {3: lambda: job.warn("Pod", pods.names()[0], reason, message, count=1, seen=SINCE)}
     monkeypatch.setattr(results, "Clock", lambda: Clock(clock.now, clock.sleep))
     code, output, errors = rljob("get-results", "small", str(tmp_path / "copy"))
     assert code == 2
@@ -137,14 +137,15 @@ def test_a_pod_that_does_not_start_in_time_is_an_error_with_its_event(
 
 
 @pytest.mark.usefixtures("claim")
-def test_while_the_image_is_pulled_the_command_waits(
+def test_the_time_to_pull_the_image_does_not_count_as_time_to_start(
     rljob: Rljob, job: JobCluster, pods: PodRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pods.statuses = [{"phase": "Pending"}]
     clock = SteppedClock()
 
+    events = f"/api/v1/namespaces/{job.namespace}/events"
+
     def pull() -> None:
-        events = f"/api/v1/namespaces/{job.namespace}/events"
         kubelet = pulling(job, pods.names()[0])
         # In the same second, but the scheduler's events have microseconds.
         times = {"firstTimestamp": None, "lastTimestamp": None, "eventTime": SINCE.replace("Z", ".700000Z")}
@@ -152,8 +153,12 @@ def test_while_the_image_is_pulled_the_command_waits(
         for event in (kubelet, kubelet | times | source | {"reason": "Scheduled", "message": "assigned"}):
             job.http.post(events, json=event).raise_for_status()
 
-    clock.after_steps = 3, pull
-    clock.later = 500, lambda: job.write_pod_status(pods.names()[0], {"phase": "Running"})
+    def end_pull() -> None:
+        event = pulling(job, pods.names()[0]) | {"reason": "Pulled", "message": "Successfully pulled image"}
+        job.http.post(events, json=event).raise_for_status()
+
+    run = {"phase": "Running"}
+    clock.events = {3: pull, 420: end_pull, 423: lambda: job.write_pod_status(pods.names()[0], run)}
     monkeypatch.setattr(results, "Clock", lambda: Clock(clock.now, clock.sleep))
     code, output, _ = rljob("get-results", "small", str(tmp_path / "copy"))
     assert code == 0

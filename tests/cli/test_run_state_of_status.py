@@ -11,6 +11,7 @@ import pytest
 from rljob.results.run_state_of_status import run_state_of_status
 from rljob.stored_job import stored_job
 from rljob_api.conditions import ALARMS
+from rljob_api.constants import ANNOTATION_RETRY
 from rljob_api.contract_documents import load_run_state
 from rljob_api.run_state import RunPhase, RunState
 from rljob_page.run_files import read_files
@@ -20,8 +21,9 @@ from rljob_testing.cli import job_statuses
 CREATED = "2026-01-31T12:00:00Z"
 
 
-def wire_state(status: dict[str, object]) -> dict[str, object] | None:
-    metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
+def wire_state(status: dict[str, object], annotations: dict[str, str] | None = None) -> dict[str, object] | None:
+    names = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
+    metadata = {**names, "annotations": annotations or {}}
     return run_state_of_status(stored_job({"metadata": metadata, "spec": {}, "status": status}))
 
 
@@ -63,22 +65,30 @@ QUEUED = job_statuses.condition("QuotaReserved", "False", "Queued", CREATED, "wa
 
 
 @pytest.mark.parametrize(
-    ("changes", "activity"),
+    ("changes", "annotations", "activity"),
     [
         (
             {"nextAttempt": job_statuses.BETWEEN, "attempts": [job_statuses.ENDED]},
+            {},
             "for its next attempt (HeadLost)",
         ),
         (
             {"attempts": [job_statuses.ATTEMPT | {"state": "Queued"}], "conditions": [QUEUED]},
+            {},
             "Queued: waits in queue research",
+        ),
+        (
+            {"attempts": [job_statuses.ENDED], "result": job_statuses.FAILED},
+            {ANNOTATION_RETRY: "now"},
+            "for its next attempt (a retry was requested)",
         ),
     ],
 )
 def test_a_job_that_waits_has_not_failed_and_is_not_silent(
-    tmp_path: Path, changes: dict[str, object], activity: str
+    tmp_path: Path, changes: dict[str, object], annotations: dict[str, str], activity: str
 ) -> None:
-    (tmp_path / "rljob-run-state.json").write_text(json.dumps(wire_state(job_statuses.RUNNING | changes)))
+    state = wire_state(job_statuses.RUNNING | changes, annotations)
+    (tmp_path / "rljob-run-state.json").write_text(json.dumps(state))
     (tmp_path / "metrics.jsonl").touch()
     verdict = verdict_of(read_files(tmp_path), datetime.now(UTC))
     assert (verdict.is_active, verdict.level) == (True, Level.INFO)

@@ -169,6 +169,25 @@ def test_a_folder_is_not_a_starter_file(rljob: Rljob, folder: Path, name: str, a
     assert errors.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("init", "NAME"),
+        ("plan", "--from-run", "NAME"),
+        ("view", "NAME"),
+        ("logs", "job", "--storage", "NAME"),
+        ("list", "--kubeconfig", "NAME"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_path_that_cannot_be_looked_at_is_an_error_without_a_traceback(
+    rljob: Rljob, arguments: tuple[str, ...]
+) -> None:
+    name = "a" * 300
+    code, _, errors = rljob(*(name if each == "NAME" else each for each in arguments))
+    assert (code, errors) == (2, Mentions(f"error: {name}", "File name too long"))
+
+
 def test_plots_are_drawn_again_from_the_metrics(workplace: JobFolder) -> None:
     workplace.run_folder.mkdir(parents=True)
     rows = ({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5} for step in (1, 2, 3))

@@ -11,7 +11,7 @@ from rljob import pod_logs, steering, submission, waiting
 from rljob.cluster import ClusterOptions, connect
 from rljob.errors import RejectedError, deleted_meanwhile
 from rljob.job_source import job_in_file, job_of_values
-from rljob.job_state import is_to_be_retried
+from rljob.job_state import is_over
 from rljob.log_options import Container, LogOptions
 from rljob.polling import Clock, poll_until_finished
 from rljob.results.download import Downloaded
@@ -106,7 +106,7 @@ class Client:
             if seen is None or _shown(job) != _shown(seen):
                 yield job
             seen = job
-        if seen is not None and (seen.ending is None or is_to_be_retried(seen)):
+        if seen is not None and not is_over(seen):
             raise deleted_meanwhile(seen.where)
 
     def wait(self, name: str, state: str = "Finished", *, timeout_seconds: float | None = None) -> StoredJob:

@@ -1,4 +1,4 @@
-"""Sends requests to a Kubernetes cluster, with the `kubernetes` package. Only this module and `kubeconfig` use it.
+"""Sends requests to a Kubernetes cluster with the `kubernetes` package, as only `kubeconfig` and `websockets` also do.
 
 The package is imported only when a cluster is needed, because the import takes half a second.
 """

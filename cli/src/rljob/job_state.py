@@ -98,6 +98,11 @@ def is_to_be_retried(job: StoredJob) -> bool:
     return end is not None and not end.is_complete and retry_asked_at(job) is not None
 
 
+def is_over(job: StoredJob) -> bool:
+    """Whether the job has finished and no retry was requested, so that it will have no other attempt."""
+    return job.ending is not None and not is_to_be_retried(job)
+
+
 def stop_is_pending(job: StoredJob) -> bool:
     """Whether there is a stop request that the operator has not applied yet, but will apply. A later retry request of a
     failed job replaces the stop request."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rljob.cluster import Cluster
 from rljob.errors import NoLogError, RejectedError
-from rljob.job_state import attempt_text, newest_attempt, storage_uri
+from rljob.job_state import attempt_text, is_over, newest_attempt, storage_uri
 from rljob.job_status import moment, waits_for
 from rljob.kubernetes_models import Pod
 from rljob.log_options import Container, LogOptions
@@ -97,10 +97,10 @@ def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
             return _source(number, matching[options.index], options)
     wanted = numbers[0] if numbers else None
     record = listed.get(wanted) if wanted is not None else None
-    is_over = job.ending is not None or job.metadata.deletion_timestamp is not None
+    will_not_go_on = is_over(job) or job.metadata.deletion_timestamp is not None
     is_past = wanted is not None and (record is None or record.ended is not None)
-    may_come = not is_over and (options.attempt is None or not is_past)
-    return _Source(wanted, None, _missing(job, options), is_over or is_past, may_come)
+    may_come = not will_not_go_on and (options.attempt is None or not is_past)
+    return _Source(wanted, None, _missing(job, options), will_not_go_on or is_past, may_come)
 
 
 def _is_of(pod: Pod, number: int, listed: Mapping[int, Attempt]) -> bool:

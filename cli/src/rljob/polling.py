@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from rljob.cluster import Cluster
 from rljob.errors import ClusterUnreachableError, JobNotFoundError
-from rljob.job_state import is_to_be_retried
+from rljob.job_state import is_over
 from rljob.stored_job import StoredJob
 
 POLL_SECONDS = 2.0
@@ -69,5 +69,5 @@ def poll_until_finished(cluster: Cluster, name: str, clock: Clock, note: Note) -
     """Yields the job as `poll_job` does, and ends when it has finished and no retry was requested."""
     for job in poll_job(cluster, name, clock, note):
         yield job
-        if job.ending is not None and not is_to_be_retried(job):
+        if is_over(job):
             return

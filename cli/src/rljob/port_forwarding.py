@@ -77,10 +77,10 @@ class PortForwarding:
                 if (failure := _download(remote, local)) is not None:
                     self._note(f"the pod rejected a connection ({failure})")
                 # This ends the other thread, which reads from one of them or writes to the other.
-                with suppress(OSError):
-                    local.shutdown(socket.SHUT_RDWR)
-                remote.shutdown()  # type: ignore[no-untyped-call]
+                _end(local)
+                _end(remote.sock)
                 upload.join()
+                remote.shutdown()  # type: ignore[no-untyped-call]
         except RLJobError as error:
             self._note(f"a connection failed ({one_line(error)}); reload the page to try again")
         finally:
@@ -94,7 +94,14 @@ def _upload(local: socket.socket, remote: WebSocket) -> None:
     with suppress(OSError, WebSocketException):
         while piece := local.recv(_PIECE_BYTES):
             remote.send_binary(bytes([_DATA]) + piece)
-    remote.shutdown()  # type: ignore[no-untyped-call]
+    _end(remote.sock)
+
+
+def _end(connection: socket.socket | None) -> None:
+    """Ends a connection. Threads that wait for it go on, which closing it would not do."""
+    with suppress(OSError):
+        if connection is not None:
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _download(remote: WebSocket, local: socket.socket) -> str | None:

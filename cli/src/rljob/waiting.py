@@ -16,7 +16,7 @@ from rljob.errors import (
     WaitTimeoutError,
     deleted_meanwhile,
 )
-from rljob.job_state import attempt_state, attempt_under_way, is_running, is_to_be_retried
+from rljob.job_state import attempt_state, attempt_under_way, is_over, is_running
 from rljob.job_status import condition
 from rljob.plain_text import duration_text, one_line, shortened
 from rljob.polling import MAX_UNREACHABLE_SECONDS, POLL_SECONDS, Clock, poll_job
@@ -162,8 +162,7 @@ def _outcome_of_state(job: StoredJob, state: str) -> Outcome | None:
     if state == RUNNING:
         return runs(job)
     if state in _ENDS:
-        has_ended = end is not None and not is_to_be_retried(job)
-        is_reached = has_ended and end is not None and state in (ConditionType.FINISHED, end.kind)
+        is_reached = end is not None and is_over(job) and state in (ConditionType.FINISHED, end.kind)
         return ended(job) if is_reached else finished_instead(job)
     found = condition(job.status, ConditionType(state)) if state != DELETED else None
     if found is not None and found.status is ConditionStatus.TRUE:
@@ -192,7 +191,7 @@ def ended(job: StoredJob) -> Outcome | None:
 def finished_instead(job: StoredJob) -> Outcome | None:
     """The outcome, with an error, once the job has finished without the state that is waited for; None before, and if a
     retry was requested."""
-    outcome = None if is_to_be_retried(job) else ended(job)
+    outcome = ended(job) if is_over(job) else None
     return outcome and Outcome(outcome.text, JobFinishedError(outcome.text))
 
 

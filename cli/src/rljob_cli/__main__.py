@@ -174,7 +174,12 @@ def main(program: str = _PROGRAM) -> None:
         raise SystemExit(ExitCode.CONFIGURATION) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
-            raise
+            if error.filename is None:
+                raise
+            # Such as a name that is too long, or a folder that may not be entered.
+            text = f"error: {error.filename}: cannot be used ({error.strerror}); check the path and its permissions"
+            console(stderr=True).print(Text(text), soft_wrap=True)
+            raise SystemExit(ExitCode.CONFIGURATION) from None
         discard_output(sys.stdout)
         console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None

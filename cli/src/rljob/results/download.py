@@ -20,7 +20,14 @@ from rljob.errors import ResultsError
 from rljob.plain_text import bytes_text, one_line
 from rljob.results.connection import BrokenConnectionError, Connection
 from rljob.results.pod_client import Begin, End, Failed, Listing, PodClient, RemoteFile, Wanted
-from rljob.results.selection import PARTIAL_FOLDER, Selection, complete_checkpoints, local_path, manifest_of
+from rljob.results.selection import (
+    PARTIAL_FOLDER,
+    Selection,
+    complete_checkpoints,
+    is_withheld,
+    local_path,
+    manifest_of,
+)
 from rljob_api.constants import ExitCode
 
 ResultT = TypeVar("ResultT")
@@ -36,6 +43,8 @@ _PIECE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_THE_DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EIO)
 """Errors that are not about the name of one file."""
+_TAKEN = (errno.EISDIR, errno.EEXIST, errno.ENOTDIR)
+"""Errors about something else that has the name of a file or of one of its folders."""
 
 
 class DownloadProgress(Protocol):
@@ -105,6 +114,8 @@ class _Partial:
             raise BrokenConnectionError("the pod sent an unexpected response")
         if begin.offset == self._start:
             self.size, self.digest = self._start, hashlib.sha256()
+        # The file may have grown, and the pod may announce anything.
+        _check_disk(self._path.parent.parent, begin.size - self.size)
         with self._path.open("r+b" if self._path.exists() else "wb") as file:
             file.truncate(self.size)
             file.seek(self.size)
@@ -126,21 +137,16 @@ class _Partial:
             except OSError as error:
                 if error.errno in _OF_THE_DISK:
                     raise
-                failed = Failed(f"cannot be written here ({error.strerror})", "error")
+                advice = "; delete what has its name" if error.errno in _TAKEN else ""
+                failed = Failed(f"cannot be written here ({error.strerror}){advice}", "error")
         self._path.unlink()
         progress.discard()
         return failed
 
     def _finish(self, mtime_ns: int) -> None:
-        """Gives the file its name. What has the name now, or the name of one of its folders, was replaced in the
-        claim, too."""
-        folder = self._path.parent.parent
-        for parent in self._target.parents:
-            if parent != folder and parent.is_relative_to(folder) and parent.is_file():
-                parent.unlink()
+        """Gives the file its name. A folder that has the name, and a file that has the name of one of its folders, may
+        be the user's; then this fails."""
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        if self._target.is_dir():
-            shutil.rmtree(self._target)
         os.utime(self._path, ns=(mtime_ns, mtime_ns))
         self._path.replace(self._target)
 
@@ -209,7 +215,7 @@ class Download:
         self._sleep = sleep
         self._reader: PodClient | None = None
         self._changes: dict[Path, int] = {}
-        self._without_manifest: set[str | None] = set()
+        self._incomplete: set[str | None] = set()
         self._gone: list[str] = []
 
     def run(self) -> Downloaded:
@@ -219,7 +225,7 @@ class Download:
             ResultsError: the connection breaks again and again, or a file cannot be written.
         """
         result = Downloaded()
-        self._changes, self._without_manifest = {}, set()
+        self._changes, self._incomplete = {}, set()
         try:
             self._counted = _Counted(self._progress)
             for _ in range(MAX_LISTINGS):
@@ -240,7 +246,7 @@ class Download:
     def _copy(self, result: Downloaded) -> None:
         waiting = self._with_retries(lambda: self._list(result))
         needed = sum(file.size - self._selection.start_of(file.path, file.size) for file in waiting.values())
-        _check_disk(self._folder, self._partial_folder, needed)
+        _check_disk(self._folder, needed - _num_bytes_of(self._partial_folder))
         self._partial_folder.mkdir(parents=True, exist_ok=True)
         self._counted.plan(waiting)
         while waiting:
@@ -284,16 +290,18 @@ class Download:
         for path, reason in found.unreadable.items():
             if path in self._selection.folders or self._selection.wants(f"{path}/"):
                 result.problems.append(f"{one_line(path)}: {one_line(reason)}")
-                self._without_manifest.add(manifest_of(path))
+                self._incomplete.add(manifest_of(path))
         written = set(result.written)
         for path in complete_checkpoints(files):
             target = local_path(path, self._folder)
             if target is None or not _can_exist(target):
                 result.problems.append(f"'{one_line(path)}': has a name that cannot be used here")
-                self._without_manifest.add(manifest_of(path))
-            elif path in self._without_manifest:
+                self._incomplete.add(manifest_of(path))
+            elif is_withheld(path, self._incomplete):
+                if target.is_file() and not _is_same(target, files[path]):
+                    target.unlink()
                 result.problems.append(
-                    f"{one_line(path)}: left out, because other files of this checkpoint are missing"
+                    f"{one_line(path)}: left out, because other files of the checkpoints are missing"
                 )
             elif not _is_same(target, files[path]):
                 wanted[target] = files[path]
@@ -325,10 +333,10 @@ class Download:
                     self._gone.append(file.path)
                 else:
                     result.problems.append(f"{one_line(file.path)}: {one_line(failed.reason)}")
-                self._without_manifest.add(manifest_of(file.path))
-            if file.path in self._without_manifest:
+                self._incomplete.add(manifest_of(file.path))
+            if is_withheld(file.path, self._incomplete) and target.is_file():
                 # A checkpoint that lacks a file must not look complete.
-                target.unlink(missing_ok=True)
+                target.unlink()
 
     def _partial(self, target: Path, file: RemoteFile) -> _Partial:
         name = hashlib.sha256(os.fsencode(file.path)).hexdigest()
@@ -359,11 +367,14 @@ def _can_exist(target: Path) -> bool:
     return True
 
 
-def _check_disk(folder: Path, partial_folder: Path, num_bytes: int) -> None:
-    """Raises ResultsError if so many bytes do not fit on the disk."""
+def _num_bytes_of(folder: Path) -> int:
+    """The bytes of the files in a folder, which may not exist."""
+    return sum(file.stat().st_size for file in folder.iterdir()) if folder.is_dir() else 0
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    """Raises ResultsError if so many more bytes do not fit on the disk."""
     existing = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
-    there = sum(file.stat().st_size for file in partial_folder.iterdir()) if partial_folder.is_dir() else 0
-    needed = num_bytes - there
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise ResultsError(

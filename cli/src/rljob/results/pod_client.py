@@ -13,6 +13,9 @@ from rljob.results.connection import BrokenConnectionError, Connection
 
 _MAX_LINE_BYTES = 1 << 20
 _MAX_FILES = 1_000_000
+_MAX_LISTING_CHARACTERS = 1 << 26
+_MAX_NUMBER = 2**63 - 1
+"""Of bytes and of nanoseconds, here and in file systems."""
 Line = Mapping[str, object]
 
 
@@ -90,16 +93,18 @@ class PodClient:
         self._send({"list": list(folders), "skip": list(skip)})
         files: list[RemoteFile] = []
         unreadable: dict[str, str] = {}
+        num_characters = 0
         while "end" not in (line := self._line()):
             if "failed" in line:
                 unreadable[_text(line, "failed")] = _text(line, "reason")
             else:
-                files.append(RemoteFile(_text(line, "path"), _number(line, "size"), _number(line, "mtime_ns")))
-            if len(files) + len(unreadable) > _MAX_FILES:
+                files.append(RemoteFile(_text(line, "path"), _size(line, "size"), _time(line)))
+            num_characters += sum(len(text) for text in line.values() if isinstance(text, str))
+            if len(files) + len(unreadable) > _MAX_FILES or num_characters > _MAX_LISTING_CHARACTERS:
                 raise BrokenConnectionError("the pod lists too many files")
         ignored = line.get("ignored")
         names = [str(name) for name in ignored] if isinstance(ignored, list) else []
-        return Listing(files, names, _number(line, "num_ignored"), unreadable)
+        return Listing(files, names, _size(line, "num_ignored"), unreadable)
 
     def read(self, wanted: Sequence[Wanted]) -> Iterator[Begin | bytes | End | Failed]:
         """The content of the files, in this order: of each Begin, pieces of bytes, and End; or Failed instead of the
@@ -110,9 +115,9 @@ class PodClient:
             while not is_over:
                 line = self._line()
                 if "data" in line:
-                    yield from self._bytes(_number(line, "data"))
+                    yield from self._bytes(_size(line, "data"))
                 elif "begin" in line:
-                    yield Begin(_number(line, "begin"), _number(line, "offset"), _number(line, "mtime_ns"))
+                    yield Begin(_size(line, "begin"), _size(line, "offset"), _time(line))
                 elif "end" in line:
                     is_over = True
                     yield End(_text(line, "end"))
@@ -150,9 +155,21 @@ class PodClient:
             left -= min(len(piece), left)
 
 
+def _size(line: Line, name: str) -> int:
+    value = _number(line, name)
+    if not 0 <= value <= _MAX_NUMBER:
+        raise BrokenConnectionError(f"the pod sent an invalid number ({name})")
+    return value
+
+
+def _time(line: Line) -> int:
+    """The time of a file in ns, the nearest one that can be represented. It may be before 1970."""
+    return max(-_MAX_NUMBER, min(_number(line, "mtime_ns"), _MAX_NUMBER))
+
+
 def _number(line: Line, name: str) -> int:
     value = line.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool):
         raise BrokenConnectionError(f"the pod sent an invalid number ({name})")
     return value
 

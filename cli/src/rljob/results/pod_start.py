@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rljob.cluster import Cluster
-from rljob.errors import NotAllowedError, ObjectNotFoundError, ResultsError
+from rljob.errors import ClusterUnreachableError, NotAllowedError, ObjectNotFoundError, ResultsError
 from rljob.kubernetes_models import Event, Pod
 from rljob.plain_text import one_line
-from rljob.polling import Clock
+from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
 from rljob.results.connection import PodGoneError
 from rljob.stored_job import StoredJob
 
@@ -35,19 +35,24 @@ def wait_until_running(cluster: Cluster, job: StoredJob, name: str, note: Callab
     Raises:
         ResultsError: it cannot start, or did not start in time; the message has the reason that Kubernetes reports.
         PodGoneError: somebody deleted it.
+        ClusterUnreachableError: the API server did not respond for long.
     """
-    path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{name}"
     started, problem_since, noted = clock.now(), None, ""
+    pulled_at = read_at = 0.0
     while True:
+        seconds = (clock.now() - started).total_seconds()
         try:
-            pod = Pod.model_validate(cluster.request("GET", path))
-        except ObjectNotFoundError as error:
-            raise PodGoneError(f"pod {name} was deleted") from error
+            pod, events = _read(cluster, job.metadata.namespace, name)
+        except ClusterUnreachableError:
+            # The pod goes on meanwhile.
+            if seconds - read_at > MAX_UNREACHABLE_SECONDS:
+                raise
+            clock.sleep(POLL_SECONDS)
+            continue
+        read_at = seconds
         if pod.status.phase == "Running":
             return
-        events = _events(cluster, job.metadata.namespace, name)
         reason, message = _waiting_reason(pod, events)
-        seconds = (clock.now() - started).total_seconds()
         if pod.status.phase in ("Succeeded", "Failed"):
             raise _not_started(job, reason or pod.status.phase, message)
         if reason in _PROBABLY_FINAL or reason in _FINAL:
@@ -57,13 +62,24 @@ def wait_until_running(cluster: Cluster, job: StoredJob, name: str, note: Callab
         else:
             problem_since = None
         pull = _pull(events)
-        if seconds > (START_SECONDS if pull is None else PULL_SECONDS):
+        if pull is not None:
+            pulled_at = seconds
+        if seconds - pulled_at > START_SECONDS or (pull is not None and seconds > PULL_SECONDS):
             raise _not_started(job, reason or "not started", message or f"after {seconds:.0f} s")
         waits_for = pull.message if pull is not None else message
         if waits_for not in ("", noted):
             note(f"waiting: {one_line(waits_for)}")
             noted = waits_for
         clock.sleep(POLL_SECONDS)
+
+
+def _read(cluster: Cluster, namespace: str, name: str) -> tuple[Pod, Sequence[Event]]:
+    """The pod, and the events about it, oldest first."""
+    try:
+        pod = Pod.model_validate(cluster.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}"))
+    except ObjectNotFoundError as error:
+        raise PodGoneError(f"pod {name} was deleted") from error
+    return pod, _events(cluster, namespace, name)
 
 
 def _events(cluster: Cluster, namespace: str, pod: str) -> Sequence[Event]:

@@ -6,7 +6,7 @@ reader needs of it, and more: also how the job ended if the trainer was killed.
 
 from __future__ import annotations
 
-from rljob.job_state import newest_attempt
+from rljob.job_state import is_to_be_retried, newest_attempt
 from rljob.job_status import moment, waits_for
 from rljob.kubernetes_models import Json
 from rljob.polling import utc_now
@@ -68,7 +68,7 @@ def _written_at(attempt: Attempt, progressed_at: str) -> str:
 def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
     """The phase, and why the run has failed."""
     end, following, newest = job.ending, job.status.next_attempt, newest_attempt(job)
-    if end is not None:
+    if end is not None and not is_to_be_retried(job):
         if end.is_complete:
             return RunPhase.COMPLETE, None
         return _ended(end.reason, end.message)
@@ -82,6 +82,8 @@ def _phase(job: StoredJob) -> tuple[RunPhase, Json | None]:
 def _waiting(job: StoredJob) -> str | None:
     """What the job waits for; None if the status does not say it."""
     following, found = job.status.next_attempt, waits_for(job.status)
+    if is_to_be_retried(job):
+        return "waits for its next attempt (a retry was requested)"
     if following is not None:
         what, message = f"waits for its next attempt ({following.reason})", following.message
     elif found is not None:

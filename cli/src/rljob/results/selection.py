@@ -151,6 +151,17 @@ def manifest_of(path: str) -> str | None:
     return f"{top}/{rest.partition('/')[0]}/{_MANIFEST}" if top == CHECKPOINT_FOLDER else None
 
 
+def is_withheld(path: str, incomplete: Collection[str | None]) -> bool:
+    """Whether a file is a manifest that must not be copied: another file of its checkpoint is missing, or one of the
+    lists of the starts, or the list of the checkpoints.
+
+    Args:
+        incomplete: `manifest_of` of each file and folder that is missing.
+    """
+    needed = (path, manifest_of(_STARTS), manifest_of(CHECKPOINT_FOLDER))
+    return path == manifest_of(path) and any(each in incomplete for each in needed)
+
+
 def local_path(path: str, folder: Path) -> Path | None:
     """Where a file goes in the local folder; None if its path could leave the folder, or is not usable. The path comes
     from the pod, which is not trusted: the job's own code may have written anything.

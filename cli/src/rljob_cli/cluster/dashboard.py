@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob.cluster import Cluster
-from rljob.errors import ClusterError, ClusterUnreachableError
-from rljob.job_state import newest_attempt
+from rljob.errors import ClusterError, ClusterUnreachableError, JobNotFoundError
+from rljob.job_state import is_over, is_to_be_retried, newest_attempt
 from rljob.job_status import waits_for
 from rljob.plain_text import one_line
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
@@ -87,12 +87,15 @@ def _follow_job(
             job = cluster.job(name)
             found = _head(cluster, job)
             unreachable_since = None
+        except JobNotFoundError:
+            console.print(Text(f"RLJob {name}: was deleted"), soft_wrap=True)
+            return
         except ClusterUnreachableError:
             unreachable_since = unreachable_since or clock.now()
             if (clock.now() - unreachable_since).total_seconds() > MAX_UNREACHABLE_SECONDS:
                 raise
             continue
-        if found is None and (job.ending is not None or job.metadata.deletion_timestamp is not None):
+        if found is None and (is_over(job) or job.metadata.deletion_timestamp is not None):
             console.print(Text(f"{job.where}: has ended, and its head pod was deleted"), soft_wrap=True)
             return
         if found == shown:
@@ -110,7 +113,9 @@ def _require_head(cluster: Cluster, job: StoredJob) -> _Head:
     if head is not None:
         return head
     waits = waits_for(job.status)
-    if job.ending is not None:
+    if is_to_be_retried(job):
+        why = "the requested retry has not begun"
+    elif job.ending is not None:
         why = "the job has ended; with runPolicy.cleanup: KeepCluster its head pod is kept for some time"
     elif job.wants_suspend:
         why = "the job is suspended"

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob.cluster import Cluster
-from rljob.errors import ClusterUnreachableError, deleted_meanwhile
-from rljob.job_state import attempt_state, attempt_under_way
+from rljob.errors import ClusterUnreachableError, ResultsError, deleted_meanwhile
+from rljob.job_state import attempt_state, attempt_under_way, is_over
 from rljob.plain_text import bytes_text
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
 from rljob.results.download import Downloaded
@@ -93,12 +93,22 @@ def viewed_job(
     with _copying(cluster, job, folder, options, console, clock, is_quiet=True) as copy:
         newest, printed = _Newest(cluster, job, clock), set[str]()
         is_complete = False
+        copied_at: datetime | None = None
 
         def refresh() -> bool:
-            nonlocal is_complete
+            nonlocal is_complete, copied_at
             found = newest.read()
             if not is_complete or _is_written(found):
-                for line in copy.run().problems:
+                try:
+                    problems = copy.run().problems
+                except ResultsError as error:
+                    if error.exit_code != ExitCode.INFRASTRUCTURE or not _is_recent(copied_at, clock):
+                        raise
+                    # The page is still that of the last copy.
+                    is_complete = False
+                    return True
+                copied_at = clock.now()
+                for line in problems:
                     if line not in printed:
                         printed.add(line)
                         _print_problem(line, console)
@@ -107,9 +117,14 @@ def viewed_job(
                 # The next attempt may need the volume on another node.
                 copy.release()
             write_run_state(found, folder)
-            return found.ending is None
+            return not is_over(found)
 
         yield ViewedJob(folder, refresh)
+
+
+def _is_recent(time: datetime | None, clock: Clock) -> bool:
+    """Whether the API server may have been unreachable since this time; then the command waits for it."""
+    return time is not None and (clock.now() - time).total_seconds() <= MAX_UNREACHABLE_SECONDS
 
 
 def _is_written(job: StoredJob) -> bool:
@@ -143,7 +158,7 @@ class _Newest:
                 raise deleted_meanwhile(self._job.where)
             self._job, self._read_at = found, self._clock.now()
         except ClusterUnreachableError:
-            if (self._clock.now() - self._read_at).total_seconds() > MAX_UNREACHABLE_SECONDS:
+            if not _is_recent(self._read_at, self._clock):
                 raise
         return self._job
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rljob.cluster import Cluster
 from rljob.errors import NOT_FOUND_EXIT_CODE
-from rljob.job_state import attempt_text, is_to_be_retried, stop_asked_at
+from rljob.job_state import attempt_text, is_over, stop_asked_at
 from rljob.plain_text import one_line
 from rljob.polling import Clock, poll_until_finished
 from rljob.stored_job import StoredJob
@@ -58,7 +58,7 @@ def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
     for job in poll_until_finished(cluster, name, clock, view.note):
         view.show(job, clock.now())
     end = job.ending
-    if end is not None and not is_to_be_retried(job):
+    if end is not None and is_over(job):
         return ExitCode.SUCCESS if end.is_complete else ExitCode.APPLICATION
     view.note(f"RLJob {name} was deleted", clock.now())
     return NOT_FOUND_EXIT_CODE

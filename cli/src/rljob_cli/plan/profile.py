@@ -107,6 +107,10 @@ def write_profile(file: Path, profile: Profile) -> None:
     defaults = vars(default_constants({profile.kind}))
     data = {"formatVersion": 1} | _PROFILE.dump_python(profile, mode="json", by_alias=True)
     data["constants"] = {name: each for name, each in data["constants"].items() if each != defaults[name]}
+    # A link stays, and a device must not become a file.
+    file = file.resolve()
+    if file.exists() and not file.is_file():
+        raise CliError(f"{file}: is no regular file; choose another file with --profile")
     unfinished = file.with_name(file.name + ".unfinished")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

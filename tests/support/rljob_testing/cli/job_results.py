@@ -37,9 +37,8 @@ class SteppedClock:
         self._start = datetime.now(UTC)
         self.seconds = 0.0
         self.steps = 0
-        self.after_steps: tuple[int, Callable[[], object]] | None = None
-        """A number of sleeps, and what happens then."""
-        self.later: tuple[int, Callable[[], object]] | None = None
+        self.events: dict[int, Callable[[], object]] = {}
+        """What happens after so many sleeps."""
 
     def now(self) -> datetime:
         return self._start + timedelta(seconds=self.seconds)
@@ -47,9 +46,8 @@ class SteppedClock:
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
         self.steps += 1
-        for event in (self.after_steps, self.later):
-            if event is not None and event[0] == self.steps:
-                event[1]()
+        if self.steps in self.events:
+            self.events[self.steps]()
 
 
 def pulling(job: JobCluster, pod: str) -> dict[str, object]:

@@ -118,13 +118,15 @@ class Pod:
 
 
 class ScriptedConnection:
-    """Answers every request with these lines."""
+    """Answers a request for a listing with these lines, and each request for files with these bytes."""
 
-    def __init__(self, *lines: dict[str, object]) -> None:
-        self._answer = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    def __init__(self, *lines: dict[str, object], read: bytes = b"") -> None:
+        self._listing = json_lines(*lines)
+        self._read = read
+        self._answer = b""
 
     def send(self, data: bytes) -> None:
-        pass
+        self._answer += self._read if b'"read"' in data else self._listing
 
     def receive(self) -> bytes:
         if not self._answer:
@@ -134,6 +136,10 @@ class ScriptedConnection:
 
     def close(self) -> None:
         pass
+
+
+def json_lines(*lines: dict[str, object]) -> bytes:
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 def names(folder: Path) -> list[str]:
