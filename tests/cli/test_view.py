@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from html import unescape
@@ -126,11 +128,35 @@ def test_other_folders_and_unwritable_pages_are_one_clear_error(tmp_path: Path, 
         ([str(folder), "--against", str(tmp_path / "empty")], "empty: is not the folder of a run"),
         ([str(folder), "--output", str(tmp_path / "none" / "view.html")], "cannot be written (No such file"),
         ([str(folder), "--json", str(tmp_path / "empty")], "cannot be written (Is a directory)"),
+        ([str(folder), "--output", "."], "cannot be written (Is a directory)"),
+        ([str(folder), "--json", "/"], "cannot be written (Is a directory)"),
     ):
         code, _, errors = rljob("view", *arguments)
         assert code == 2
         assert words in errors
     assert [file.name for file in folder.glob(".*.tmp")] == []
+
+
+def test_a_pipe_is_written_to_and_a_link_stays(tmp_path: Path, rljob: Rljob) -> None:
+    folder = RunRecord().write(tmp_path / "run")
+    pipe, link, other_link = (tmp_path / name for name in ("pipe", "link.json", "link.html"))
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "run.json")
+    other_link.symlink_to(pipe)
+    for page in (pipe, other_link):
+        received: list[bytes] = []
+        # A daemon, because the thread waits for ever if nobody opens the pipe.
+        reader = threading.Thread(target=lambda found: found.append(pipe.read_bytes()), args=(received,), daemon=True)
+        reader.start()
+        code, output, _ = rljob("view", str(folder), "--output", str(page), "--json", str(link))
+        assert code == 0
+        assert f"page: {page} (" in output
+        assert pipe.is_fifo()
+        assert other_link.is_symlink()
+        reader.join(60)
+        assert received[0].endswith(b"</html>")
+        assert link.is_symlink()
+        assert json.loads((tmp_path / "run.json").read_text())["version"] == 1
 
 
 def test_a_half_written_last_line_is_not_an_error_and_damaged_extras_are_named(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +26,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rljob_api.standard_streams import printable
 from rljob_page.errors import PageError
 from rljob_page.page_data import OtherRun, PageContent, page_content
+from rljob_page.replaced_file import replace_file
 from rljob_page.run_files import Json, RunFiles
 from rljob_page.small_page import MAX_PAGE_BYTES, fit, script_json
 
@@ -74,7 +74,8 @@ class WrittenPage:
 def write_page(
     files: RunFiles, options: PageOptions | None = None, now: datetime | None = None, max_bytes: int = MAX_PAGE_BYTES
 ) -> WrittenPage:
-    """Writes the page of a run; a page that exists is replaced atomically. Raises PageError if it cannot be written.
+    """Writes the page of a run; a page that exists is replaced atomically (`replace_file`). Raises PageError if it
+    cannot be written.
 
     Example: `write_page(read_files(Path("runs/x")))`
     """
@@ -153,14 +154,9 @@ def _docs_folder() -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replaces a file atomically. Raises PageError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes or replaces a file. Raises PageError."""
     try:
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(path, content)
     except OSError as error:
         raise PageError(
             f"{path}: cannot be written ({error.strerror}); name another file with --output or --json, or free"
