@@ -22,16 +22,18 @@ from rljob_cli.errors import CliError
 from rljob_cli.local.view import ViewOptions, advice_for, page_after_run, view, write_view
 from rljob_page.page import PageOptions, write_page
 from rljob_page.page_data import Difference, OtherRun, page_content
-from rljob_page.run_files import Json, read_files
+from rljob_page.run_files import Json, read_files, read_metrics
 from rljob_page.small_page import MAX_PAGE_BYTES, script_json
 from rljob_page.timelines import read_timeline
 from rljob_testing.cli.run_folders import (
     WRITTEN_AT,
     RunRecord,
     conversation,
+    metrics_lines,
     sample,
     samples_of,
     timeline,
+    write_lines,
 )
 
 Rljob = Callable[..., tuple[int, str, str]]
@@ -45,7 +47,7 @@ CUT_OFF = {
 }
 
 
-def document(page: Path) -> Json:
+def document_of(page: Path) -> Json:
     """The JSON document in a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
     assert found is not None
@@ -70,7 +72,7 @@ def test_the_command_writes_page_and_json_and_prints_the_path(tmp_path: Path, rl
     assert code == 0
     assert output.splitlines()[-1].startswith(f"page: {folder}/view.html (")
     data = json.loads((tmp_path / "run.json").read_text())
-    assert data == document(folder / "view.html")
+    assert data == document_of(folder / "view.html")
     curve = data["curves"]["critic/rewards/mean"]
     assert curve["index"] == list(range(1, 31))
     assert len(curve["data"]) == 30
@@ -173,7 +175,7 @@ def test_a_half_written_last_line_is_not_an_error_and_damaged_extras_are_named(t
     assert "2 damaged lines of samples.jsonl" in omitted
     assert "timelines/step-000004.json is left out" in omitted
     assert "1 damaged conversations of tokens/training.json" in omitted
-    assert len(document(folder / "view.html")["samples"]) == 4  # type: ignore[arg-type]
+    assert len(document_of(folder / "view.html")["samples"]) == 4  # type: ignore[arg-type]
 
 
 def test_a_page_that_would_be_too_large_says_what_was_left_out(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_a_page_that_would_be_too_large_says_what_was_left_out(tmp_path: Path) -
     assert "the 44 oldest samples, those before step" in oldest
     assert "points of the curves" in curves
     assert "parts of 256 texts of samples that have more than 4,000 characters" in texts
-    data = document(page.path)
+    data = document_of(page.path)
     assert data["omitted"] == list(page.omitted)
     assert len(data["curves"]["critic/rewards/mean"]["index"]) <= 200  # type: ignore[call-overload, index]
 
@@ -228,7 +230,7 @@ def test_two_runs_are_compared_by_fields_and_curves(tmp_path: Path, rljob: Rljob
     other_job = job.replace("groupSize: 2", "groupSize: 4") + env
     other = RunRecord(job=other_job, num_steps=10, phase="Stopped").write(tmp_path / "other")
     assert rljob("view", str(this), "--against", str(other))[0] == 0
-    against = document(this / "view.html")["against"]
+    against = document_of(this / "view.html")["against"]
     assert isinstance(against, dict)
     fields = {each["field"]: (each["this"], each["other"]) for each in against["differences"]}
     assert fields["spec.training.rollout.groupSize"] == ("2", "4")
@@ -300,13 +302,21 @@ def test_damaged_events_of_a_timeline_are_skipped(event: Json, tmp_path: Path) -
     assert page.omitted == ()
 
 
-def test_a_timeline_with_infinite_sums_is_left_out_with_a_note(tmp_path: Path) -> None:
+def test_values_whose_sum_is_infinite_count_as_not_finite(tmp_path: Path) -> None:
     document = timeline()
     events = document["traceEvents"]
     assert isinstance(events, list)
     events += [{"ph": "X", "name": "idle: scores", "pid": 1, "tid": 0, "ts": 0, "dur": 1.7e308}] * 2000
-    page = write_page(read_files(RunRecord(timelines={"newest": document}).write(tmp_path / "run")))
-    assert page.omitted == ("timelines/newest.json is left out, because it is damaged",)
+    folder = RunRecord(timelines={"newest": document}).write(tmp_path / "run")
+    names = ("critic/rewards/mean", "response_length/mean", "timing_s/generate", "timing_s/step")
+    rows = [row | dict.fromkeys(names, -1.7e308) for row in metrics_lines(30)]
+    write_lines(folder / "metrics.jsonl", rows)
+    page = write_view(ViewOptions(folder))
+    data = document_of(page.path)
+    assert data["timelines"]["newest"]["processes"][1]["idle"] == {"scores": 30}  # type: ignore[call-overload, index]
+    assert data["curves"]["critic/rewards/mean"]["data"] == [None] * 31  # type: ignore[call-overload, index]
+    assert "not finite: critic/rewards/mean since step 0" in page.path.read_text()
+    assert read_metrics(folder / "metrics.jsonl")[1].keys().isdisjoint(names)
 
 
 def test_numbers_that_no_float_holds_are_no_numbers(tmp_path: Path) -> None:
@@ -320,7 +330,7 @@ def test_numbers_that_no_float_holds_are_no_numbers(tmp_path: Path) -> None:
         file.write(f'{{"step": 31, "critic/rewards/mean": {huge}, "timing_s/step": {huge}}}\n')
         file.write(f'{{"step": {huge}, "a": 1}}\n')
     write_page(read_files(folder))
-    data = document(folder / "view.html")
+    data = document_of(folder / "view.html")
     assert data["curves"]["critic/rewards/mean"]["index"][-1] == 30  # type: ignore[call-overload, index]
     assert data["conversations"]["training"]["step"] is None  # type: ignore[call-overload, index]
     assert len(data["samples"]) == 1  # type: ignore[arg-type]
@@ -352,7 +362,7 @@ def test_without_a_job_the_comparison_does_not_say_that_the_specs_are_equal(tmp_
     write_view(ViewOptions(this, against=other))
     text = (this / "view.html").read_text()
     assert "both runs have the same spec" not in text
-    assert document(this / "view.html")["against"]["differences"] is None  # type: ignore[call-overload, index]
+    assert document_of(this / "view.html")["against"]["differences"] is None  # type: ignore[call-overload, index]
 
 
 def test_there_is_no_advice_without_a_finished_step(tmp_path: Path) -> None:

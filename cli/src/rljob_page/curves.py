@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TypeGuard
 
 Points = tuple[Sequence[int], Sequence[float]]
-"""Steps in ascending order, and the value of each step; NaN for a value that was not finite."""
+"""Steps in ascending order, and the value of each step; NaN for a value that was not finite, or above 1e300."""
 Curves = Mapping[str, Points]
 
 REWARD_MEAN = "critic/rewards/mean"
@@ -25,6 +25,8 @@ _MAX_STEP = 2**53
 """The page's script and other readers of JSON represent smaller whole numbers exactly."""
 MAX_NUMBER = 2**63
 """Larger whole numbers do not count as numbers; not all of them can be represented as float."""
+MAX_VALUE = 1e300
+"""Larger values count as not finite, so that sums of values are finite."""
 MAX_LINES = 8
 """The largest number of lines of a chart, and of charts of evaluations."""
 EVAL_PREFIX = "eval/"
@@ -182,7 +184,7 @@ def curves_of(rows: Iterable[Mapping[str, object]]) -> dict[str, Points]:
             # `type` is faster than isinstance, and excludes bool.
             kind = type(value)
             if kind is float:
-                number = value if math.isfinite(value) else math.nan  # type: ignore[arg-type]
+                number = value if -MAX_VALUE < value < MAX_VALUE else math.nan  # type: ignore[operator]
             elif value is None:
                 number = math.nan
             elif kind is int and -MAX_NUMBER < value < MAX_NUMBER and name != "step":  # type: ignore[operator]

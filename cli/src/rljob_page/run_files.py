@@ -7,7 +7,6 @@ samples, tokens and timelines are left out, with a note.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from rljob_api.run_state import RunState
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.job import RLJob
-from rljob_page.curves import MAX_NUMBER, Curves, curves_of, is_step
+from rljob_page.curves import MAX_NUMBER, MAX_VALUE, Curves, curves_of, is_step
 from rljob_page.errors import PageError
 
 JOB_FILE_NAME = "job.yaml"
@@ -167,11 +166,11 @@ def _metrics_rows(file: Path) -> Iterator[Json]:
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
-    """Whether a value of a JSON document is a finite number."""
+    """Whether a value of a JSON document is a finite number that is small enough for sums (`MAX_VALUE`)."""
     kind = type(value)
     if kind is int:
         return -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
-    return kind is float and math.isfinite(value)  # type: ignore[arg-type]
+    return kind is float and -MAX_VALUE < value < MAX_VALUE  # type: ignore[operator]
 
 
 def attempt_rows(file: Path) -> Iterator[tuple[int, Json]]:
