@@ -89,6 +89,13 @@ class RunFiles:
 def read_files(folder: Path) -> RunFiles:
     """Reads a run's folder. Raises PageError if it is not the folder of a run, if the run is of an unsupported version,
     or if its job, run state or metrics are damaged."""
+    try:
+        return _read_files(folder)
+    except OSError as error:
+        raise PageError(f"{folder}: cannot be read ({error.strerror}); check the path and its permissions") from None
+
+
+def _read_files(folder: Path) -> RunFiles:
     if not folder.is_dir():
         raise PageError(f"{folder}: is not a folder; pass the folder of a run, such as runs/NAME")
     names = (RESOLVED_JOB_FILE_NAME, JOB_FILE_NAME, RUN_STATE_FILE_NAME, METRICS_FILE_NAME)
