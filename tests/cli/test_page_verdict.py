@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -84,6 +85,10 @@ def test_thinned_curves_keep_the_smallest_and_the_largest_value() -> None:
 
 def test_averages_and_phases_are_those_of_the_steps() -> None:
     assert moving_average(([1, 2, 3, 4], [1.0, 3.0, 5.0, 7.0]), 2) == ([1, 2, 3, 4], [1.0, 2.0, 4.0, 6.0])
+    values = [float(index) for index in range(25)]
+    means = [fmean(values[max(0, index - 9) : index + 1]) for index in range(25)]
+    assert moving_average((range(25), values), 10)[1] == pytest.approx(means)
+    assert moving_average((range(40), [0.5] * 10 + [1e17] + [0.75] * 29), 10)[1][20:] == [0.75] * 20
     lines = [{"step": step, "timing_s/step": 1.0, "timing_s/generate": 0.25 * step} for step in (1, 2, 3)]
     phases = phase_seconds(curves_of(lines), max_steps=2)
     assert phases is not None

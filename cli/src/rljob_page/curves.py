@@ -9,7 +9,7 @@ import operator
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TypeGuard
 
 Points = tuple[Sequence[int], Sequence[float]]
@@ -270,10 +270,15 @@ def averaging_window(num_steps: int) -> int:
 def moving_average(points: Points, window: int) -> Points:
     """The mean of the last `window` finite values at each point; of fewer values at the beginning."""
     steps, values = finite(points)
-    averages, total = [], 0.0
-    for index, value in enumerate(values):
-        total += value - (values[index - window] if index >= window else 0.0)
-        averages.append(total / min(index + 1, window))
+    averages: list[float] = []
+    # Each sum is that of the end of the block before plus that of the begin of this block. Nothing is subtracted, so no
+    # rounding error of a very large value stays.
+    ends = [0.0] * window
+    for begin in range(0, len(values), window):
+        block = values[begin : begin + window]
+        for index, (total, end) in enumerate(zip(accumulate(block), ends, strict=False), start=begin + 1):
+            averages.append((end + total) / min(index, window))
+        ends = [*accumulate(reversed(block))][-2::-1] + [0.0]
     return steps, averages
 
 
