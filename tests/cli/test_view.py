@@ -22,7 +22,7 @@ from rljob_cli.errors import CliError
 from rljob_cli.local.view import ViewOptions, advice_for, page_after_run, view, write_view
 from rljob_page.page import PageOptions, write_page
 from rljob_page.page_data import Difference, OtherRun, page_content
-from rljob_page.run_files import Json, read_files, read_metrics
+from rljob_page.run_files import MAX_SAMPLES, Json, read_files, read_metrics
 from rljob_page.small_page import MAX_PAGE_BYTES, script_json
 from rljob_page.timelines import read_timeline
 from rljob_testing.cli.run_folders import (
@@ -179,6 +179,21 @@ def test_a_half_written_last_line_is_not_an_error_and_damaged_extras_are_named(t
     assert "timelines/step-000004.json is left out" in omitted
     assert "1 damaged conversations of tokens/training.json" in omitted
     assert len(document_of(folder / "view.html")["samples"]) == 4  # type: ignore[arg-type]
+
+
+def test_the_newest_samples_are_shown_and_a_note_says_if_there_are_more(tmp_path: Path) -> None:
+    folder = RunRecord().write(tmp_path / "run")
+    few = [{"step": step} for step in range(MAX_SAMPLES + 1)]
+    for samples, num_shown, note in (
+        (few[:-1], MAX_SAMPLES, ""),
+        (few, MAX_SAMPLES, "only the newest samples are shown; older ones are in samples.jsonl"),
+        ([{"step": 1}, {"step": 2, "response": "x" * 9 * 2**20}], 0, "the last line of samples.jsonl has more than 8 MiB"),
+    ):
+        write_lines(folder / "samples.jsonl", samples)
+        files = read_files(folder)
+        assert len(files.samples) == num_shown
+        assert note in "".join(files.notes)
+        assert len(files.notes) == bool(note)
 
 
 def test_a_page_that_would_be_too_large_says_what_was_left_out(tmp_path: Path) -> None:

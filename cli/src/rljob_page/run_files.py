@@ -236,15 +236,18 @@ def _samples(file: Path, notes: list[str]) -> Iterator[Json]:
         notes.append(f"{file.name} cannot be read ({error.strerror}); no samples are shown")
         return
     # Unless the file is read from its first byte, the first line may be incomplete; so may the last.
-    lines, last = lines[1 if begin else 0 : -1], lines[-1]
-    if begin or len(lines) > MAX_SAMPLES:
+    last = lines[-1]
+    lines = [line for line in lines[1 if begin else 0 :] if line.strip()]
+    if begin and not lines:
+        notes.append(f"no samples are shown: the last line of {file.name} has more than 8 MiB")
+    elif begin or len(lines) > MAX_SAMPLES:
         notes.append(f"only the newest samples are shown; older ones are in {file.name}")
     num_damaged = 0
-    for line in [*lines, last][-MAX_SAMPLES:]:
+    for line in lines[-MAX_SAMPLES:]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            num_damaged += bool(line.strip()) and line is not last
+            num_damaged += line is not last
             continue
         if isinstance(row, dict) and is_step(row.get("step")):
             yield row
