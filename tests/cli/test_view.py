@@ -219,6 +219,15 @@ def test_a_page_stays_small_whatever_a_run_wrote(tmp_path: Path) -> None:
     assert page.omitted[-1].endswith("the conversations with tokens; they are in the folder tokens/")
 
 
+def test_a_long_name_and_many_damaged_files_do_not_make_a_page_large(tmp_path: Path) -> None:
+    tokens: dict[str, Json] = {f"damaged-{number}": {"conversations": [None]} for number in range(100)}
+    folder = RunRecord(name="n" * 6_000_000, tokens=tokens | {"training": {}}).write(tmp_path / "run")
+    (folder / "job.yaml").unlink()
+    page = write_page(read_files(folder))
+    assert page.num_bytes < 2**20
+    assert page.omitted == ("1 damaged conversations of tokens/training.json are left out",)
+
+
 def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
     found = read_timeline(timeline())
     assert found is not None

@@ -38,6 +38,7 @@ _MAX_SAMPLES_BYTES = 8 * 2**20
 _MAX_FILE_BYTES = 16 * 2**20
 """The largest size of a timeline or a file of tokens that is read."""
 _MAX_TIMELINES = 4
+_MAX_NAME = 253
 
 MetricsLine = Mapping[str, float]
 Json = dict[str, object]
@@ -83,7 +84,8 @@ class RunFiles:
         """The name of the job, else of the folder."""
         if self.job is not None and self.job.metadata.name:
             return self.job.metadata.name
-        return self.state.job_name if self.state is not None else self.folder.absolute().name
+        # The name in the state may have any length.
+        return self.state.job_name[:_MAX_NAME] if self.state is not None else self.folder.absolute().name
 
 
 def read_files(folder: Path) -> RunFiles:
@@ -109,7 +111,7 @@ def _read_files(folder: Path) -> RunFiles:
         state=read_state(folder / RUN_STATE_FILE_NAME),
         curves=curves_of(_metrics_rows(folder / METRICS_FILE_NAME)),
         samples=tuple(_samples(folder / SAMPLES_FILE_NAME, notes)),
-        tokens=dict(_documents(sorted((folder / TOKENS_FOLDER_NAME).glob("*.json")), notes)),
+        tokens=dict(_documents(_token_files(folder / TOKENS_FOLDER_NAME), notes)),
         timelines=dict(_documents(_newest_timelines(folder / TIMELINES_FOLDER_NAME), notes)),
         attempts=_attempts(folder / ATTEMPTS_FILE_NAME),
         process=process,
@@ -255,6 +257,10 @@ def _samples(file: Path, notes: list[str]) -> Iterator[Json]:
             num_damaged += 1
     if num_damaged:
         notes.append(f"{num_damaged} damaged lines of {file.name} are left out")
+
+
+def _token_files(folder: Path) -> list[Path]:
+    return [file for file in (folder / "evaluation.json", folder / "training.json") if file.is_file()]
 
 
 def _newest_timelines(folder: Path) -> list[Path]:
