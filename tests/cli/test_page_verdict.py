@@ -55,6 +55,10 @@ def verdict(folder: Path, minutes_later: float = 0) -> Verdict:
             ),
             "Failed at step 4 of 30: Worker died error",
         ),
+        (
+            RunRecord(phase="Failed", num_steps=4, exit_code=None),
+            "Failed at step 4 of 30: the trainer reported no error",
+        ),
         (RunRecord(phase="Running", exit_code=137, num_steps=4), "Failed at step 4 of 30: the trainer was killed"),
     ],
 )

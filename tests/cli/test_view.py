@@ -187,7 +187,11 @@ def test_the_newest_samples_are_shown_and_a_note_says_if_there_are_more(tmp_path
     for samples, num_shown, note in (
         (few[:-1], MAX_SAMPLES, ""),
         (few, MAX_SAMPLES, "only the newest samples are shown; older ones are in samples.jsonl"),
-        ([{"step": 1}, {"step": 2, "response": "x" * 9 * 2**20}], 0, "the last line of samples.jsonl has more than 8 MiB"),
+        (
+            [{"step": 1}, {"step": 2, "response": "x" * 9 * 2**20}],
+            0,
+            "the last line of samples.jsonl has more than 8 MiB",
+        ),
     ):
         write_lines(folder / "samples.jsonl", samples)
         files = read_files(folder)

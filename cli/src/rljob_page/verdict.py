@@ -46,6 +46,7 @@ _EXIT_CODES = {
     int(ExitCode.INFRASTRUCTURE): "a worker or device was lost, or a resource is missing; a retry may succeed",
     _KILLED: "the trainer was killed, usually because the machine ran out of memory",
 }
+_LOGS_ADVICE = "The last lines of the worker's log are in the folder logs/. `rljob run ... --resume` continues the run."
 EXIT_CODES_SECTION = "run-files.md#exit-codes"
 MESSAGES_SECTION = "troubleshooting.md#messages-of-the-training"
 
@@ -221,12 +222,14 @@ def _failure(files: RunFiles) -> Notice | None:
         explanation = _explanation(error.kind)
         docs = _section_of(error.kind) if explanation else MESSAGES_SECTION
         return Notice(Level.FAILED, _words(error.kind), text, docs, explanation=explanation)
+    if _phase(files) is RunPhase.FAILED and not _is_failure(code):
+        text = "The trainer reported that the training failed, without an error."
+        return Notice(Level.FAILED, "the trainer reported no error", text, MESSAGES_SECTION, _LOGS_ADVICE)
     if not _is_failure(code):
         return None
     meaning = _meaning(code)
     text = f"Attempt {newest.number if newest else 1} ended with exit code {code}: {meaning}."
-    log = "The last lines of the worker's log are in the folder logs/. `rljob run ... --resume` continues the run."
-    return Notice(Level.FAILED, meaning, text, EXIT_CODES_SECTION, log)
+    return Notice(Level.FAILED, meaning, text, EXIT_CODES_SECTION, _LOGS_ADVICE)
 
 
 def _is_failure(code: int | None) -> bool:
