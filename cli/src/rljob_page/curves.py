@@ -278,7 +278,7 @@ def moving_average(points: Points, window: int) -> Points:
         block = values[begin : begin + window]
         for index, (total, end) in enumerate(zip(accumulate(block), ends, strict=False), start=begin + 1):
             averages.append((end + total) / min(index, window))
-        ends = [*accumulate(reversed(block))][-2::-1] + [0.0]
+        ends = [*reversed([*accumulate(reversed(block[1:]))]), 0.0]
     return steps, averages
 
 

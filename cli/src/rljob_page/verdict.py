@@ -7,7 +7,7 @@ here: it was killed, it has made no progress for long, attempts failed, or a met
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -100,7 +100,7 @@ def verdict_of(files: RunFiles, now: datetime) -> Verdict:
     waiting = _waiting(files)
     serious = tuple(notice for notice in (failure, silence) if notice is not None)
     notices = (*serious, *alarms, *waiting, *_failed_attempts(files))
-    active = not serious and not _has_ended(files)
+    active = not serious and not _has_ended(files) and not _is_unknown(files)
     reached = _progress(files)
     if failure is not None:
         return Verdict(Level.FAILED, f"Failed{reached}: {failure.title}", notices, is_active=False)
@@ -129,6 +129,8 @@ def _word(files: RunFiles, active: bool) -> str:
     phase, newest = _phase(files), _newest_attempt(files)
     if phase is RunPhase.COMPLETE or (newest is not None and newest.exit_code == ExitCode.SUCCESS):
         return "Complete"
+    if _is_unknown(files):
+        return "State unknown"
     if not active:
         return "Stopped on request"
     if _waiting(files):
@@ -177,20 +179,31 @@ def _has_ended(files: RunFiles) -> bool:
     )
 
 
+def _is_unknown(files: RunFiles) -> bool:
+    """Whether the folder has steps of a run, but nothing that says whether it goes on, such as only metrics."""
+    return files.state is None and not files.attempts and bool(_finished_steps(files.curves))
+
+
 def _newest_attempt(files: RunFiles) -> AttemptRecord | None:
     return files.attempts[-1] if files.attempts else None
 
 
 def _progress(files: RunFiles) -> str:
     if files.state is None:
-        return " before the first step"
+        steps = _finished_steps(files.curves)
+        return f" at step {steps[-1]}" if steps else " before the first step"
     return f" at step {newest_step(files.state, files.curves)} of {files.state.progress.total_steps}"
 
 
 def newest_step(state: RunState, curves: Curves) -> int:
     """The newest finished step. The state of a job on a cluster may be older than its metrics."""
-    steps = curves.get(STEP_SECONDS, ([], []))[0]
+    steps = _finished_steps(curves)
     return max(state.progress.step, min(steps[-1] if steps else 0, state.progress.total_steps))
+
+
+def _finished_steps(curves: Curves) -> Sequence[int]:
+    """The numbers of the finished steps, in order."""
+    return curves.get(STEP_SECONDS, ([], []))[0]
 
 
 def _result(curves: Curves) -> str:
