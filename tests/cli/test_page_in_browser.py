@@ -136,7 +136,11 @@ def test_tokens_are_colored_and_explained(browser: Browser, show: Show) -> None:
     assert [bool(color) for color in colors] == [False, False, True, False, True, True]
     assert colors[2] != colors[4]
     browser.click("#conversations .controls > span:last-child button:nth-child(3)")
-    assert browser.texts("#conversations .legend span")[1:] == ["1 step older", "2 steps older", "4 steps older or more"]
+    assert browser.texts("#conversations .legend span")[1:] == [
+        "1 step older",
+        "2 steps older",
+        "4 steps older or more",
+    ]
 
 
 def test_the_timeline_names_idle_time_and_can_be_enlarged(browser: Browser, show: Show) -> None:

@@ -232,6 +232,13 @@ def test_a_long_name_and_many_damaged_files_do_not_make_a_page_large(tmp_path: P
     assert page.omitted == ("1 damaged conversations of tokens/training.json are left out",)
 
 
+def test_the_newest_timelines_are_shown_and_a_note_says_if_there_are_more(tmp_path: Path) -> None:
+    names = [*(f"step-00000{step}" for step in range(1, 6)), "newest"]
+    files = read_files(RunRecord(timelines=dict.fromkeys(names, timeline())).write(tmp_path / "run"))
+    assert [*files.timelines] == names[2:]
+    assert files.notes == ("only the newest 4 timelines are shown; all are in timelines/",)
+
+
 def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
     found = read_timeline(timeline())
     assert found is not None
@@ -350,7 +357,7 @@ def test_values_whose_sum_is_infinite_count_as_not_finite(tmp_path: Path) -> Non
     assert read_metrics(folder / "metrics.jsonl")[1].keys().isdisjoint(names)
 
 
-def test_numbers_that_no_float_holds_are_no_numbers(tmp_path: Path) -> None:
+def test_integers_too_large_for_float_are_ignored(tmp_path: Path) -> None:
     huge = "1" + "0" * 400
     token = {name: [None] for name in ("isTrained", "isSampled", "trainerLogprob", "age")}
     chat = {"tokens": {"text": ["a"], "advantage": [10**400], "rolloutLogprob": [math.inf], **token}}
@@ -400,7 +407,7 @@ def test_there_is_no_advice_without_a_finished_step(tmp_path: Path) -> None:
     assert advice_for(read_files(RunRecord(num_steps=0).write(tmp_path / "run"))) == []
 
 
-def test_the_caller_may_know_that_a_stopped_job_goes_on(tmp_path: Path) -> None:
+def test_the_caller_can_say_that_a_stopped_job_goes_on(tmp_path: Path) -> None:
     folder = RunRecord(phase="Stopped", exit_code=130, num_steps=12).write(tmp_path / "run")
     page = write_view(ViewOptions(folder, watch=True, goes_on=True))
     assert page.is_active

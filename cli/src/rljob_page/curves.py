@@ -20,11 +20,11 @@ REWARD_MEAN = "critic/rewards/mean"
 STEP_SECONDS = "timing_s/step"
 EVAL_GREEDY, EVAL_SAMPLED = "eval/greedy_score", "eval/sampled_score"
 MAX_METRICS = 400
-"""The largest number of metrics on the page; a loss of the user's own may report any number."""
+"""The largest number of metrics on the page; a loss of the user's own may report many."""
 _MAX_STEP = 2**53
-"""The page's script and other readers of JSON represent smaller whole numbers exactly."""
+"""JavaScript represents smaller whole numbers exactly."""
 MAX_NUMBER = 2**63
-"""Larger whole numbers do not count as numbers; not all of them can be represented as float."""
+"""Larger whole numbers are ignored, because float cannot represent all of them."""
 MAX_VALUE = 1e300
 """Larger values count as not finite, so that sums of values are finite."""
 MAX_LINES = 8
@@ -154,7 +154,7 @@ def _evaluation_charts(names: Iterable[str]) -> list[Chart]:
 
 def held_out_scores(curves: Curves) -> dict[str, str]:
     """The metrics with the scores of the evaluations, by the names of these scores: `greedy`, `NAME/METRIC`. Only those
-    with the shortest paths; others are parts of them."""
+    with the fewest parts in their path: `eval/greedy_score/accuracy` is a component of `eval/greedy_score`."""
     found = [
         name
         for name in curves
@@ -231,7 +231,7 @@ def finite(points: Points) -> Points:
 
 
 def not_finite_since(points: Points) -> int | None:
-    """The first step of the values up to the newest that are all NaN; None if the newest value is finite."""
+    """The first step since which all values are NaN; None if the newest value is finite."""
     found = None
     for step, value in zip(reversed(points[0]), reversed(points[1]), strict=True):
         if not math.isnan(value):

@@ -5,7 +5,7 @@ in milliseconds, with zoom and a cursor that moves in all charts. Larger librari
 be most of the page; a curve drawn by scripts of our own would be a library, too. Its two files are unmodified; a test
 compares them with their digests.
 
-What a model or a user wrote must not run script. The template escapes everything, the document is data and not a
+What a model or a user wrote must not run as a script. The template escapes everything, the document is data and not a
 script, the page's scripts only set `textContent`, and a Content-Security-Policy allows the page's own script and style
 by their digests and nothing else, no connections either.
 """
@@ -56,7 +56,7 @@ class PageOptions:
     reload_seconds: int | None = None
     """How often the open page reloads itself while the run goes on; None for never."""
     goes_on: bool | None = None
-    """Whether the run goes on, if the caller knows more than the run's files say."""
+    """Whether the run goes on; None: as its files say."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def write_page(
     output = options.output or files.folder / PAGE_FILE_NAME
     _write(output, page)
     if options.json_file is not None:
-        # `ensure_ascii` keeps halves of surrogate pairs readable.
+        # `ensure_ascii` escapes unpaired surrogates.
         _write(options.json_file, json.dumps(content.data, allow_nan=False).encode())
     omitted = content.data["omitted"]
     assert isinstance(omitted, list)

@@ -34,7 +34,7 @@ TOKENS_FOLDER_NAME, TIMELINES_FOLDER_NAME = "tokens", "timelines"
 MAX_SAMPLES = 5000
 """The newest samples of a run that are read."""
 _MAX_SAMPLES_BYTES = 8 * 2**20
-"""The largest part of `samples.jsonl` that is read, from its end. A page has at most 5 MiB."""
+"""The largest part of `samples.jsonl` that is read, from its end. More has no place on a page, which is smaller."""
 _MAX_FILE_BYTES = 16 * 2**20
 """The largest size of a timeline or a file of tokens that is read."""
 _MAX_TIMELINES = 4
@@ -112,7 +112,7 @@ def _read_files(folder: Path) -> RunFiles:
         curves=curves_of(_metrics_rows(folder / METRICS_FILE_NAME)),
         samples=tuple(_samples(folder / SAMPLES_FILE_NAME, notes)),
         tokens=dict(_documents(_token_files(folder / TOKENS_FOLDER_NAME), notes)),
-        timelines=dict(_documents(_newest_timelines(folder / TIMELINES_FOLDER_NAME), notes)),
+        timelines=dict(_documents(_newest_timelines(folder / TIMELINES_FOLDER_NAME, notes), notes)),
         attempts=_attempts(folder / ATTEMPTS_FILE_NAME),
         process=process,
         has_process=process is not None and _exists(process),
@@ -195,7 +195,7 @@ def attempt_rows(file: Path) -> Iterator[tuple[int, Json]]:
 
 
 def newest_change(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """The name, time and size of each file that the page shows; it differs after a change of any."""
+    """Name, time of change and size of each file that the page shows; the result differs after a change of any."""
     names = (RUN_STATE_FILE_NAME, METRICS_FILE_NAME, SAMPLES_FILE_NAME, ATTEMPTS_FILE_NAME)
     sub_folders = (folder / TOKENS_FOLDER_NAME, folder / TIMELINES_FOLDER_NAME)
     files = [
@@ -263,10 +263,12 @@ def _token_files(folder: Path) -> list[Path]:
     return [file for file in (folder / "evaluation.json", folder / "training.json") if file.is_file()]
 
 
-def _newest_timelines(folder: Path) -> list[Path]:
-    """The files of the last steps, by step, then `newest.json`. The first step is shown, too, unless there are many."""
-    newest = [file for file in (folder / "newest.json",) if file.is_file()]
-    return [*sorted(folder.glob("step-*.json"))[-_MAX_TIMELINES + len(newest) :], *newest]
+def _newest_timelines(folder: Path, notes: list[str]) -> list[Path]:
+    """The files of the last steps in the order of the steps, then `newest.json`; at most `_MAX_TIMELINES`."""
+    found = [*sorted(folder.glob("step-*.json")), *(file for file in (folder / "newest.json",) if file.is_file())]
+    if len(found) > _MAX_TIMELINES:
+        notes.append(f"only the newest {_MAX_TIMELINES} timelines are shown; all are in {folder.name}/")
+    return found[-_MAX_TIMELINES:]
 
 
 def _documents(files: list[Path], notes: list[str]) -> Iterator[tuple[str, Json]]:

@@ -1,7 +1,7 @@
 """Says in words how a run is: failed, without progress, with alarms, or healthy.
 
 The trainer computes the alarms and writes them into its run state. What a trainer does not report about itself is found
-here: it was killed, it has made no progress for long, attempts failed, or a metric is no finite number any more.
+here: it was killed, it has made no progress for long, attempts failed, or a metric became NaN or infinite.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SILENT_SECONDS = 300.0
 """A run makes no progress if its state is older than this, and older than `_SILENT_STEPS` usual steps."""
 _SILENT_STEPS = 10
 _MAX_CAUSES = 8
-"""Failed attempts of which the page says the cause."""
+"""The largest number of failed attempts that are listed with their cause."""
 _WAITS = "waits "
 """Begins the activity of a job that waits."""
 _NEWEST_STEPS = 20
@@ -62,7 +62,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that a reader should know first."""
+    """A message below the verdict: what is wrong, why, and what to do."""
 
     level: Level
     title: str
@@ -72,7 +72,7 @@ class Notice:
     advice: str = ""
     """What to do, if the text does not say it."""
     explanation: str = ""
-    """What such a thing means, so that the page says it without the docs; empty if the text does."""
+    """What it means, so that a reader does not need the docs; empty if the text says it."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def _failed_attempts(files: RunFiles) -> Iterator[Notice]:
 
 
 def _silence(files: RunFiles, now: datetime) -> Notice | None:
-    """No progress for long, in a run that has not ended as far as its files say."""
+    """No progress for long, in a run without a recorded end."""
     if _has_ended(files):
         return None
     is_gone = files.process is not None and not files.has_process
@@ -311,7 +311,7 @@ def _alarms(files: RunFiles) -> Iterator[Notice]:
     """The alarms that the trainer has computed."""
     for alarm in (files.state.alarms if files.state is not None else None) or ():
         steps = f" ({alarm.steps})" if alarm.steps else ""
-        # Without its steps only the name of the alarm is known: then its message is the explanation already.
+        # Of a job on a cluster, only the most serious alarm has steps; the messages of the others are the explanations.
         explanation = _explanation(alarm.reason) if alarm.steps else ""
         title = f"{_words(alarm.reason).lower()}{steps}"
         yield Notice(Level.ALARM, title, alarm.message, _section_of(alarm.reason), explanation=explanation)

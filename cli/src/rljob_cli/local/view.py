@@ -23,7 +23,7 @@ from rljob_page.run_files import RunFiles, newest_change, read_files
 _POLL_SECONDS = 2.0
 _RELOAD_SECONDS = 5
 _SILENT_POLLS = 30
-"""A page that is watched is written again after so many polls without a change, because its times have changed."""
+"""After so many polls without a change, a watched page is written again, because it shows how much time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ViewOptions:
     json_file: Path | None = None
     watch: bool = False
     goes_on: bool | None = None
-    """Whether the job goes on, if the caller knows more than the run's files say."""
+    """Whether the job goes on; None: as its files say."""
 
 
 def view(options: ViewOptions, console: Console, wait: Callable[[float], None] = time.sleep) -> int:
