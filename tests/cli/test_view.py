@@ -258,8 +258,8 @@ def test_there_is_no_advice_without_a_finished_step(tmp_path: Path) -> None:
     assert advice_for(read_files(RunRecord(num_steps=0).write(tmp_path / "run"))) == []
 
 
-def test_the_caller_can_say_that_a_stopped_job_goes_on(tmp_path: Path) -> None:
+def test_the_caller_can_say_that_a_stopped_job_is_active(tmp_path: Path) -> None:
     folder = RunRecord(phase="Stopped", exit_code=130, num_steps=12).write(tmp_path / "run")
-    page = write_view(ViewOptions(folder, watch=True, goes_on=True))
+    page = write_view(ViewOptions(folder, watch=True, is_active=True))
     assert page.is_active
     assert 'data-reload-seconds="5"' in page.path.read_text()

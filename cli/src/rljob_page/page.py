@@ -55,7 +55,7 @@ class PageOptions:
     """Lines with suggestions that make steps shorter; shown if the run has nothing to fix."""
     reload_seconds: int | None = None
     """How often the open page reloads itself while the run goes on; None for never."""
-    goes_on: bool | None = None
+    is_active: bool | None = None
     """Whether the run goes on; None: as its files say."""
 
 
@@ -82,7 +82,7 @@ def write_page(
     options = options or PageOptions()
     has_paths = options.output is None
     content = page_content(files, options.other, options.advice, now, has_paths=has_paths)
-    is_active = content.verdict.is_active if options.goes_on is None else options.goes_on
+    is_active = content.verdict.is_active if options.is_active is None else options.is_active
     docs_folder = _docs_folder() if has_paths else ""
     page = html_of(content, options.reload_seconds if is_active else None, docs_folder, max_bytes)
     output = options.output or files.folder / PAGE_FILE_NAME

@@ -38,7 +38,7 @@ class ViewOptions:
     """None for `view.html` in the run's folder."""
     json_file: Path | None = None
     watch: bool = False
-    goes_on: bool | None = None
+    is_active: bool | None = None
     """Whether the job goes on; None: as its files say."""
 
 
@@ -75,7 +75,7 @@ def write_view(options: ViewOptions) -> WrittenPage:
                 other=other,
                 advice=advice_for(files),
                 reload_seconds=_RELOAD_SECONDS if options.watch else None,
-                goes_on=options.goes_on,
+                is_active=options.is_active,
             ),
         )
     except PageError as error:
