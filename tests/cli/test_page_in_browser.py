@@ -153,7 +153,7 @@ def test_the_timeline_names_idle_time_and_can_be_enlarged(browser: Browser, show
     browser.press("#timelines button[aria-label='later']", "\ue007")
     assert browser.texts(times)[-1] == "90 ms"
     assert "kv cache" in browser.texts("#memories .legend")[0]
-    assert "peak since the previous boundary" in browser.texts("#memories .legend")[0]
+    assert "peak since the boundary before" in browser.texts("#memories .legend")[0]
 
 
 def test_text_of_a_model_or_user_never_runs_as_script(browser: Browser, show: Show, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }
 
-// What was chosen on the page, stored in the fragment of its URL, so that a page that reloads itself shows the same again.
+// What was chosen on the page, stored in the fragment of its URL: a page that reloads itself shows the same again.
 const chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 
 function remember(values) {
