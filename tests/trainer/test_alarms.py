@@ -156,6 +156,23 @@ def test_failed_rewards_are_named_with_their_kind_of_failure() -> None:
     )
 
 
+def test_only_failures_that_exclude_responses_are_named() -> None:
+    rewards = [
+        {"name": "code", "type": "MathAnswer", "onTimeout": "Score"},
+        {"name": "judge", "type": "MathAnswer"},
+        {"name": "unused", "type": "MathAnswer", "weight": 0},
+    ]
+    metrics = {
+        "reward/code/timeout_rate": 0.3,
+        "reward/code/unreachable_rate": 0.01,
+        "reward/judge/timeout_rate": 0.06,
+        "reward/unused/error_rate": 0.5,
+        REWARD_FAILED_FRACTION: 0.07,
+    }
+    [alarm] = raised_by([metrics] * 10, **{_T + "rewards": rewards}).values()
+    assert alarm.message == Mentions("in this step: judge timeout 6 %, code unreachable 1 %;")
+
+
 def test_scores_of_failed_rewards_are_no_failures() -> None:
     """`onTimeout: Score`: the reward has the status TIMEOUT, and the response a score."""
     scored = {"reward/timeout_rate": 0.5, "reward/score/timeout_rate": 0.5, REWARD_FAILED_FRACTION: 0.0}
@@ -217,6 +234,14 @@ def test_a_kl_that_grows_while_the_policy_learns_is_usual() -> None:
     found = raised_by(steps_of(KL_LOSS, [0.2] * 20 + [2.1, 2.5, 3.0]))
     assert found[Reason.HIGH_KL].message == Mentions("is 3 nats per token", "below 2)", "learningRate")
     assert list(raised_by(steps_of(KL_LOSS, [0.0, 2.0, 5.0, 4.0]))) == [Reason.HIGH_KL]
+
+
+def test_a_kl_that_begins_high_is_usual_until_it_grows() -> None:
+    falling = [3.0 * 0.997**step for step in range(350)]
+    assert raised_by(steps_of(KL_LOSS, falling)) == {}
+    assert raised_by(steps_of(KL_LOSS, [*falling, *[9.0] * 5])) == {}
+    assert list(raised_by(steps_of(KL_LOSS, [3.0, 31.0, 35.0, 40.0]))) == [Reason.HIGH_KL]
+    assert list(raised_by(steps_of(KL_LOSS, [*falling, *[40.0] * 5]))) == [Reason.HIGH_KL]
 
 
 def mismatches(means: Sequence[float], staleness: float = 0.0) -> list[Metrics]:
@@ -348,7 +373,7 @@ def test_all_alarms_of_a_step_fit_a_run_state() -> None:
         **mismatches([123456.789])[0],
         **groups(1.0, -123456.789, -123456.789, -123456.789),
     }
-    found = raised_by([{GRADIENT_NORM: 1.0}] * WINDOW + [worst] * 10)
+    found = raised_by([{GRADIENT_NORM: 1.0, KL_LOSS: 0.0}] * WINDOW + [worst] * 10)
     assert set(found) == set(ALARMS)
     for alarm in found.values():
         assert not alarm.message.endswith(" ")

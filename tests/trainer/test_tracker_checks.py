@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.v1alpha1.tracker import Tracker, TrackerType
+from rljob_api.v1alpha1.tracker import Tracker, TrackerType, WandbMode, WandbTracker
 from rljob_testing.messages import Mentions
 from rljob_testing.training.tracker_servers import answering_server, hanging_server
 from rljob_trainer.errors import ConfigurationError
@@ -63,6 +63,19 @@ def test_wandb_needs_a_key_unless_it_is_offline() -> None:
     with pytest.raises(ConfigurationError) as caught:
         refuse_unusable_trackers([OFFLINE, WANDB], {"WANDB_API_KEY": ""})
     assert str(caught.value) == Mentions("spec.training.trackers[1]", "WANDB_API_KEY", "spec.envFrom", "Offline")
+
+
+@pytest.mark.parametrize("project", ["team/project", "a:b", "a\\b", "p" * 129])
+def test_a_project_name_that_wandb_does_not_accept_is_rejected(project: str) -> None:
+    named = Tracker(type=TrackerType.WANDB, wandb=WandbTracker(mode=WandbMode.OFFLINE, project=project))
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_unusable_trackers([named], {})
+    assert str(caught.value) == Mentions("spec.training.trackers[0].wandb.project", repr(project), "entity")
+    from wandb import Settings
+    from wandb.errors import UsageError
+
+    with pytest.raises(UsageError, match="Invalid project name"):
+        Settings(project=project)
 
 
 @pytest.mark.parametrize("server", ["api.wandb.ai", "wandb.example", "localhost:8080"])

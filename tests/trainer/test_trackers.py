@@ -182,6 +182,7 @@ def test_a_process_that_has_ended_is_reported_once(silent: TrackerProcess, log: 
     for _ in range(3):
         silent.send(MetricsRow(1, 0.0, {}))
     wait_for(log.warnings, "the warning", 60, 0.01)
+    assert silent._waiting.empty()
     silent.send(MetricsRow(2, 0.0, {}))
     num_dropped = silent.num_dropped
     silent.end(END)

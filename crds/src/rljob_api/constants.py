@@ -113,6 +113,8 @@ RAY_HEALTH_CHECK: Mapping[str, str] = MappingProxyType(
 processes on this node."""
 RAY_WORKER_NICENESS = ("RAY_worker_niceness", "0")
 """Ray's default is 15, with which the training processes would get less CPU time than other processes of the node."""
+RAY_USAGE_REPORTS = ("RAY_USAGE_STATS_ENABLED", "0")
+"""By default, Ray's head sends reports about its use to Ray's developers."""
 
 HEAD_GROUP = "head"
 """Name of the head pod's group where pods are counted by pool. No pool has this name."""

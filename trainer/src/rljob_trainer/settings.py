@@ -24,6 +24,7 @@ from rljob_api.constants import (
     ENV_SHIPPED_CODE,
     ENV_SPEC,
     ENV_START_NUMBER,
+    RAY_USAGE_REPORTS,
     RAY_WORKER_NICENESS,
     RUN_STATE_FILE_NAME,
 )
@@ -255,7 +256,7 @@ def set_driver_environment() -> None:
     """Sets variables in the controller's process that libraries read when they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(*RAY_USAGE_REPORTS)
     os.environ.setdefault(*RAY_WORKER_NICENESS)
     if ENV_CACHE in os.environ and "HF_HOME" not in os.environ:
         # A cache folder set by the user also holds downloads: in a pod it is the volume with enough space.

@@ -24,6 +24,7 @@ from rljob_api.constants import (
     POD_RUN_FOLDER,
     POD_STORAGE_FOLDER,
     RAY_HEALTH_CHECK,
+    RAY_USAGE_REPORTS,
     RAY_WORKER_NICENESS,
 )
 from rljob_api.contract_documents import TrainerJob, dump_job
@@ -76,8 +77,8 @@ def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
 
 def head_environment(job: JobIdentity, spec: RLJobSpec) -> list[JsonValue]:
     """Variables of the head pod's Ray container, which the trainer inherits. Raises DocumentError."""
-    health_check = [_variable(name, value) for name, value in RAY_HEALTH_CHECK.items()]
-    return [_variable(ENV_SPEC, spec_document(job, spec)), *health_check, *worker_environment(spec)]
+    ray = [_variable(name, value) for name, value in (*RAY_HEALTH_CHECK.items(), RAY_USAGE_REPORTS)]
+    return [_variable(ENV_SPEC, spec_document(job, spec)), *ray, *worker_environment(spec)]
 
 
 def worker_environment(spec: RLJobSpec) -> list[JsonValue]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.reward import ErrorPolicy, Reward
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs, RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.outcomes import NUM_STEPS
@@ -39,6 +40,8 @@ from rljob_trainer.observability.metrics import (
     STATUS_RATES,
     Metrics,
 )
+from rljob_trainer.rewards.base import RewardStatus
+from rljob_trainer.workers.reward import policy_for
 
 WINDOW = NUM_STEPS
 """Number of steps that an alarm looks at: those over which `training.maxFailureRate` counts."""
@@ -98,10 +101,9 @@ class Rule:
 
 def rules_of(spec: RLJobSpec) -> tuple[Rule, ...]:
     """The alarms of a job, most serious first. `spec.training.model.dtype` must not be `Auto`."""
-    names = [reward.name for reward in spec.training.rewards]
     max_norm, max_failures = spec.training.optimizer.max_gradient_norm, spec.training.max_failure_rate
     return (
-        Rule(Reason.REWARD_ERRORS, 1, RewardErrors(max_failures, names).observe),
+        Rule(Reason.REWARD_ERRORS, 1, RewardErrors(max_failures, spec.training.rewards).observe),
         Rule(Reason.RESPONSES_EXCLUDED, 1, ResponsesExcluded(max_failures).observe),
         Rule(Reason.HIGH_GRADIENT_NORM, 3, GradientNorm(max_norm).observe),
         Rule(Reason.HIGH_KL, 3, Kl().observe),
@@ -114,8 +116,8 @@ def rules_of(spec: RLJobSpec) -> tuple[Rule, ...]:
 
 
 class Failures:
-    """A fraction of failed responses in the last `WINDOW` steps, counted as for `training.maxFailureRate`: until that
-    many steps are done, the missing ones count as steps without failures."""
+    """A fraction of failed responses, as a mean over the last `WINDOW` steps. As for `training.maxFailureRate`, which
+    counts responses instead of steps, missing steps count as steps without failures until that many are done."""
 
     def __init__(self, max_rate: float) -> None:
         """`max_rate`: `training.maxFailureRate`."""
@@ -140,10 +142,16 @@ class RewardErrors:
     """The fraction of responses that were excluded because a reward failed. A failure that `onError` or `onTimeout`
     turns into a score is no failure here."""
 
-    def __init__(self, max_rate: float, names: Sequence[str]) -> None:
-        """`names`: of all rewards. For `max_rate` see Failures."""
+    def __init__(self, max_rate: float, rewards: Sequence[Reward]) -> None:
+        """`rewards`: of the job. For `max_rate` see Failures."""
         self.failures = Failures(max_rate)
-        self.names = names
+        self.rates = {
+            f"{reward.name} {rate.removesuffix('_rate')}": f"{NAMED_REWARD_PREFIX}/{reward.name}/{rate}"
+            for reward in rewards
+            for status, rate in STATUS_RATES.items()
+            if reward.weight != 0 and policy_for(reward, RewardStatus[status]) is not ErrorPolicy.SCORE
+        }
+        """By what the message says: the metrics of the failures that exclude a response."""
 
     def observe(self, metrics: Metrics) -> Observation | None:
         """See Rule."""
@@ -151,11 +159,7 @@ class RewardErrors:
         return None if fraction is None else self.failures.observe(fraction, lambda of: self._problem(of, metrics))
 
     def _problem(self, of_the_responses: str, metrics: Metrics) -> str:
-        found = {
-            f"{name} {rate.removesuffix('_rate')}": metrics.get(f"{NAMED_REWARD_PREFIX}/{name}/{rate}", 0.0)
-            for name in self.names
-            for rate in STATUS_RATES.values()
-        }
+        found = {text: metrics.get(name, 0.0) for text, name in self.rates.items()}
         worst = sorted(found.items(), key=lambda each: -each[1])[:3]
         details = ", ".join(f"{name} {_percent(value)}" for name, value in worst if value > 0)
         return (
@@ -350,7 +354,7 @@ class Kl:
     """The KL divergence of policy and reference per token."""
 
     def __init__(self) -> None:
-        self.range = UsualRange(USUAL_KL, USUAL_KL)
+        self.range: UsualRange | None = None
 
     def observe(self, metrics: Metrics) -> Observation | None:
         """See Rule."""
@@ -359,6 +363,9 @@ class Kl:
             return None
         if not math.isfinite(kl):
             return _not_finite("the KL divergence of policy and reference")
+        if self.range is None:
+            # A reference that is another model has a large KL from the first step on.
+            self.range = UsualRange(USUAL_KL, max(USUAL_KL, GROWTH * kl))
         limit = self.range.limit_for(kl)
         if kl <= limit:
             return Observation(kl)

@@ -116,12 +116,11 @@ class Controller:
             digest=run.prompts.digest,
             are_usable=run.drawn_row_filter.are_usable if run.drawn_row_filter else None,
         )
-        weights = {reward.name: reward.weight for reward in training.rewards}
         plan = step_plan(job, run.model_folder)
         self.finished_groups = FinishedGroups.of(job, checkpointing.root, plan)
         self.rollout = RolloutPhase(
             Sampler(run.workers.hybrid, run.workers.reward, engines_of(job.spec), stop),
-            weights,
+            {reward.name: reward.weight for reward in training.rewards},
             self.timer,
             stop,
             run.workers.reward_model,

@@ -30,7 +30,7 @@ ID_TAG = "rljob.id"
 JOB_FILE = "job.yaml"
 MAX_PARAM_CHARS = 500
 MAX_KEY_CHARS = 250
-NOT_IN_NAMES = re.compile(r"[^\w. :-]")
+NOT_IN_NAMES, NOT_IN_METRIC_NAMES = re.compile(r"[^\w. :-]"), re.compile(r"[^\w. :/-]")
 """MLflow rejects names with these characters, and some names with a slash."""
 PARAMS_PER_CALL = 100
 """Most parameters that MLflow accepts in one call."""
@@ -194,11 +194,12 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def metric_name(name: str) -> str:
-    """The metric's name in MLflow: `eval/greedy_score/accuracy` becomes `eval/greedy_score.accuracy`. In MLflow's
-    folder each metric is a file, so `eval/greedy_score` cannot be a folder, too."""
-    if not name.startswith("eval/"):
-        return name
-    return "eval/" + name.removeprefix("eval/").replace("/", ".")
+    """The metric's name in MLflow, which would reject the whole row for one other character. In MLflow's folder each
+    metric is a file, so `eval/greedy_score` cannot be a folder, too: `eval/greedy_score/accuracy` becomes
+    `eval/greedy_score.accuracy`."""
+    if name.startswith("eval/"):
+        name = "eval/" + name.removeprefix("eval/").replace("/", ".")
+    return NOT_IN_METRIC_NAMES.sub("_", name)[:MAX_KEY_CHARS]
 
 
 def job_parameters(job_text: str) -> dict[str, str]:

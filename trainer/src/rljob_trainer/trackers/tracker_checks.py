@@ -22,6 +22,8 @@ from rljob_trainer.errors import ConfigurationError
 
 PACKAGES = {TrackerType.WANDB: ("wandb", "wandb"), TrackerType.MLFLOW: ("mlflow", "mlflow-skinny")}
 """By type: the module, and the package that has it."""
+NOT_IN_WANDB_PROJECTS, MAX_WANDB_PROJECT = "/\\#?%:", 128
+"""Characters that W&B rejects in the name of a project, and its maximum length."""
 WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 MLFLOW_CREDENTIALS = (
     *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4"),
@@ -39,8 +41,8 @@ UNAUTHORIZED = (401, 403)
 
 
 def refuse_unusable_trackers(trackers: Sequence[Tracker], environment: Mapping[str, str]) -> None:
-    """Raises ConfigurationError for the first tracker whose package is not installed, whose address is invalid, or
-    whose server needs credentials that are not set. `environment`: the variables of this process."""
+    """Raises ConfigurationError for the first tracker whose package is not installed, whose address or project is
+    invalid, or whose server needs credentials that are not set. `environment`: the variables of this process."""
     for index, tracker in enumerate(trackers):
         where = f"spec.training.trackers[{index}]"
         module, package = PACKAGES[tracker.type]
@@ -62,6 +64,12 @@ def _is_installed(module: str) -> bool:
 
 
 def _check_wandb(settings: WandbTracker, environment: Mapping[str, str], where: str) -> None:
+    project = settings.project
+    if len(project) > MAX_WANDB_PROJECT or set(project) & set(NOT_IN_WANDB_PROJECTS):
+        raise ConfigurationError(
+            f"{where}.wandb.project: W&B accepts up to {MAX_WANDB_PROJECT} characters and none of "
+            f"{NOT_IN_WANDB_PROJECTS} (seen: {project!r}); a team or user belongs in wandb.entity"
+        )
     if settings.mode is WandbMode.OFFLINE or any(environment.get(name) for name in WANDB_KEYS):
         return
     if not _is_in_netrc(environment) and not _has_option(_wandb_files(environment), "default", "api_key"):

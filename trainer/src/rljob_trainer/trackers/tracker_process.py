@@ -160,6 +160,9 @@ class TrackerProcess:
         """Drops what waits. The process ended before the run."""
         with self._lock:
             self._has_failed = True
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._waiting.get_nowait()
         if not self._is_ending:
             log.warning("%s gets no further data: its process has ended, see %s", self.kind, self.log_file)
 
