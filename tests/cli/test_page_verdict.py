@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -54,6 +55,10 @@ def verdict(folder: Path, minutes_later: float = 0) -> Verdict:
             ),
             "Failed at step 4 of 30: Worker died error",
         ),
+        (
+            RunRecord(phase="Failed", num_steps=4, exit_code=None),
+            "Failed at step 4 of 30: the trainer reported no error",
+        ),
         (RunRecord(phase="Running", exit_code=137, num_steps=4), "Failed at step 4 of 30: the trainer was killed"),
     ],
 )
@@ -61,7 +66,7 @@ def test_the_verdict_names_the_state_and_its_number(record: RunRecord, expected:
     assert verdict(record.write(tmp_path / "run")).title.startswith(expected)
 
 
-def test_a_run_without_news_for_long_makes_no_progress(tmp_path: Path) -> None:
+def test_a_run_that_writes_nothing_for_long_makes_no_progress(tmp_path: Path) -> None:
     folder = RunRecord(**RUNNING).write(tmp_path / "run")
     assert verdict(folder, minutes_later=4).title.startswith("Running at step 12")
     silent = verdict(folder, minutes_later=6)
@@ -84,6 +89,10 @@ def test_thinned_curves_keep_the_smallest_and_the_largest_value() -> None:
 
 def test_averages_and_phases_are_those_of_the_steps() -> None:
     assert moving_average(([1, 2, 3, 4], [1.0, 3.0, 5.0, 7.0]), 2) == ([1, 2, 3, 4], [1.0, 2.0, 4.0, 6.0])
+    values = [float(index) for index in range(25)]
+    means = [fmean(values[max(0, index - 9) : index + 1]) for index in range(25)]
+    assert moving_average((range(25), values), 10)[1] == pytest.approx(means)
+    assert moving_average((range(40), [0.5] * 10 + [1e17] + [0.75] * 29), 10)[1][20:] == [0.75] * 20
     lines = [{"step": step, "timing_s/step": 1.0, "timing_s/generate": 0.25 * step} for step in (1, 2, 3)]
     phases = phase_seconds(curves_of(lines), max_steps=2)
     assert phases is not None
@@ -154,6 +163,13 @@ def test_a_run_that_was_killed_before_its_first_state_makes_no_progress(tmp_path
     found = verdict(folder, 60)
     title = "No progress before the first step: its process ended 1 h 5 min ago or more"
     assert (found.title, found.is_active) == (title, False)
+
+
+def test_metrics_alone_do_not_say_whether_the_run_goes_on(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", metrics_lines(30))
+    found = verdict(tmp_path)
+    title = "State unknown at step 30: held-out score 0.2 → 0.9"
+    assert (found.title, found.level, found.is_active) == (title, "info", False)
 
 
 def test_a_state_that_is_older_than_the_metrics_is_no_silence(tmp_path: Path) -> None:

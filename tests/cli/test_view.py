@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import os
 import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from html import unescape
@@ -19,15 +20,13 @@ from rljob_api.explanations import EXPLANATIONS
 from rljob_cli.errors import CliError
 from rljob_cli.local.view import ViewOptions, advice_for, page_after_run, view, write_view
 from rljob_page.page import PageOptions, write_page
-from rljob_page.page_data import Difference, OtherRun, page_content
-from rljob_page.run_files import Json, read_files
-from rljob_page.small_page import MAX_PAGE_BYTES, script_json
+from rljob_page.page_data import OtherRun, page_content
+from rljob_page.run_files import read_files
 from rljob_page.timelines import read_timeline
 from rljob_testing.cli.run_folders import (
     WRITTEN_AT,
     RunRecord,
-    conversation,
-    sample,
+    document_of,
     samples_of,
     timeline,
 )
@@ -41,15 +40,6 @@ CUT_OFF = {
     "sinceStep": 3,
     "step": 12,
 }
-
-
-def document(page: Path) -> Json:
-    """The JSON document in a page."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
-    assert found is not None
-    data = json.loads(found[1])
-    assert isinstance(data, dict)
-    return data
 
 
 def test_an_alarm_comes_first_and_advice_is_for_healthy_runs(tmp_path: Path) -> None:
@@ -68,7 +58,7 @@ def test_the_command_writes_page_and_json_and_prints_the_path(tmp_path: Path, rl
     assert code == 0
     assert output.splitlines()[-1].startswith(f"page: {folder}/view.html (")
     data = json.loads((tmp_path / "run.json").read_text())
-    assert data == document(folder / "view.html")
+    assert data == document_of(folder / "view.html")
     curve = data["curves"]["critic/rewards/mean"]
     assert curve["index"] == list(range(1, 31))
     assert len(curve["data"]) == 30
@@ -124,8 +114,13 @@ def test_other_folders_and_unwritable_pages_are_one_clear_error(tmp_path: Path, 
         ([str(tmp_path / "none")], "is not a folder"),
         ([str(tmp_path / "empty")], "is not the folder of a run"),
         ([str(folder), "--against", str(tmp_path / "empty")], "empty: is not the folder of a run"),
+        ([str(tmp_path / ("x" * 300))], "cannot be read (File name too long)"),
+        (["x" * 300, "--kubeconfig", str(tmp_path / "none")], "no such folder"),
+        ([str(folder), "--against", "x" * 300], "cannot be read (File name too long)"),
         ([str(folder), "--output", str(tmp_path / "none" / "view.html")], "cannot be written (No such file"),
         ([str(folder), "--json", str(tmp_path / "empty")], "cannot be written (Is a directory)"),
+        ([str(folder), "--output", "."], "cannot be written (Is a directory)"),
+        ([str(folder), "--json", "/"], "cannot be written (Is a directory)"),
     ):
         code, _, errors = rljob("view", *arguments)
         assert code == 2
@@ -133,44 +128,26 @@ def test_other_folders_and_unwritable_pages_are_one_clear_error(tmp_path: Path, 
     assert [file.name for file in folder.glob(".*.tmp")] == []
 
 
-def test_a_half_written_last_line_is_not_an_error_and_damaged_extras_are_named(tmp_path: Path) -> None:
-    folder = RunRecord(samples=samples_of(4, 30), timelines={"step-000003": timeline()}).write(tmp_path / "run")
-    for name in ("metrics.jsonl", "samples.jsonl"):
-        with (folder / name).open("a") as file:
-            file.write('{"step": 31, "cri')
-    assert write_page(read_files(folder)).omitted == ()
-    samples = (folder / "samples.jsonl").read_text()
-    (folder / "samples.jsonl").write_text('damaged\n["no sample"]\n' + samples)
-    (folder / "timelines" / "step-000004.json").write_text("[")
-    (folder / "tokens" / "training.json").write_text('{"step": 3, "conversations": [{"tokens": {"text": ["a"]}}]}')
-    omitted = "\n".join(write_page(read_files(folder)).omitted)
-    assert "2 damaged lines of samples.jsonl" in omitted
-    assert "timelines/step-000004.json is left out" in omitted
-    assert "1 damaged conversations of tokens/training.json" in omitted
-    assert len(document(folder / "view.html")["samples"]) == 4  # type: ignore[arg-type]
-
-
-def test_a_page_that_would_be_too_large_says_what_was_left_out(tmp_path: Path) -> None:
-    samples = samples_of(300, 30, response="long " * 5000 + "{}")
-    folder = RunRecord(num_steps=600, total_steps=600, samples=samples).write(tmp_path / "run")
-    page = write_page(read_files(folder))
-    assert page.num_bytes <= MAX_PAGE_BYTES
-    oldest, curves, texts = page.omitted
-    assert "the 44 oldest samples, those before step" in oldest
-    assert "points of the curves" in curves
-    assert "parts of 256 texts of samples that have more than 4,000 characters" in texts
-    data = document(page.path)
-    assert data["omitted"] == list(page.omitted)
-    assert len(data["curves"]["critic/rewards/mean"]["index"]) <= 200  # type: ignore[call-overload, index]
-
-
-def test_a_page_stays_small_whatever_a_run_wrote(tmp_path: Path) -> None:
-    samples = [sample(30, f"prompt {index}", "x" * 300_000, 0.0, found={"a": "y" * 300_000}) for index in range(20)]
-    long = conversation(["prompt"], ["tok" * 20] * 1000)
-    record = RunRecord(samples=samples, tokens={"training": {"step": 30, "conversations": [long] * 32}})
-    page = write_page(read_files(record.write(tmp_path / "run")), max_bytes=2**20)
-    assert page.num_bytes <= 2**20
-    assert page.omitted[-1].endswith("the conversations with tokens; they are in the folder tokens/")
+def test_a_pipe_is_written_to_and_a_link_stays(tmp_path: Path, rljob: Rljob) -> None:
+    folder = RunRecord().write(tmp_path / "run")
+    pipe, link, other_link = (tmp_path / name for name in ("pipe", "link.json", "link.html"))
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "run.json")
+    other_link.symlink_to(pipe)
+    for page in (pipe, other_link):
+        received: list[bytes] = []
+        # A daemon, because the thread waits for ever if nobody opens the pipe.
+        reader = threading.Thread(target=lambda found: found.append(pipe.read_bytes()), args=(received,), daemon=True)
+        reader.start()
+        code, output, _ = rljob("view", str(folder), "--output", str(page), "--json", str(link))
+        assert code == 0
+        assert f"page: {page} (" in output
+        assert pipe.is_fifo()
+        assert other_link.is_symlink()
+        reader.join(60)
+        assert received[0].endswith(b"</html>")
+        assert link.is_symlink()
+        assert json.loads((tmp_path / "run.json").read_text())["version"] == 1
 
 
 def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
@@ -188,13 +165,6 @@ def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
     }
 
 
-def test_text_in_the_document_cannot_end_its_script() -> None:
-    text = "</script><!--<script>&\u2028\ud800\x00"
-    assert "<" not in script_json([text])
-    assert script_json([text]).isprintable()
-    assert json.loads(script_json([text])) == [text]
-
-
 def test_two_runs_are_compared_by_fields_and_curves(tmp_path: Path, rljob: Rljob) -> None:
     job = RunRecord().job
     this = RunRecord().write(tmp_path / "this")
@@ -202,7 +172,7 @@ def test_two_runs_are_compared_by_fields_and_curves(tmp_path: Path, rljob: Rljob
     other_job = job.replace("groupSize: 2", "groupSize: 4") + env
     other = RunRecord(job=other_job, num_steps=10, phase="Stopped").write(tmp_path / "other")
     assert rljob("view", str(this), "--against", str(other))[0] == 0
-    against = document(this / "view.html")["against"]
+    against = document_of(this / "view.html")["against"]
     assert isinstance(against, dict)
     fields = {each["field"]: (each["this"], each["other"]) for each in against["differences"]}
     assert fields["spec.training.rollout.groupSize"] == ("2", "4")
@@ -255,51 +225,6 @@ def test_no_error_of_the_page_reaches_the_end_of_a_run(tmp_path: Path) -> None:
         write_view(ViewOptions(folder))
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"ph": "M", "name": "process_name", "pid": [1], "args": {"name": "x"}},
-        {"ph": "X", "name": "a", "pid": 1, "tid": {}, "ts": 1, "dur": 1},
-        {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": math.inf, "dur": 1},
-        {"ph": "C", "name": "memory (MiB)", "pid": 1, "ts": math.nan, "args": {"a": 1}},
-        {"ph": "C", "name": "memory (MiB)", "pid": 1, "ts": 10**400, "args": {"a": 10**400}},
-    ],
-)
-def test_damaged_events_of_a_timeline_are_skipped(event: Json, tmp_path: Path) -> None:
-    document = timeline()
-    events = document["traceEvents"]
-    assert isinstance(events, list)
-    events.append(event)
-    page = write_page(read_files(RunRecord(timelines={"newest": document}).write(tmp_path / "run")))
-    assert page.omitted == ()
-
-
-def test_a_timeline_with_infinite_sums_is_left_out_with_a_note(tmp_path: Path) -> None:
-    document = timeline()
-    events = document["traceEvents"]
-    assert isinstance(events, list)
-    events += [{"ph": "X", "name": "idle: scores", "pid": 1, "tid": 0, "ts": 0, "dur": 1.7e308}] * 2000
-    page = write_page(read_files(RunRecord(timelines={"newest": document}).write(tmp_path / "run")))
-    assert page.omitted == ("timelines/newest.json is left out, because it is damaged",)
-
-
-def test_numbers_that_no_float_holds_are_no_numbers(tmp_path: Path) -> None:
-    huge = "1" + "0" * 400
-    token = {name: [None] for name in ("isTrained", "isSampled", "trainerLogprob", "age")}
-    chat = {"tokens": {"text": ["a"], "advantage": [10**400], "rolloutLogprob": [math.inf], **token}}
-    tokens: Json = {"step": math.nan, "conversations": [chat]}
-    record = RunRecord(tokens={"training": tokens}, samples=[sample(10**400, "a", "b", 0.5), sample(30, "a", "b", 0.5)])
-    folder = record.write(tmp_path / "run")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(f'{{"step": 31, "critic/rewards/mean": {huge}, "timing_s/step": {huge}}}\n')
-        file.write(f'{{"step": {huge}, "a": 1}}\n')
-    write_page(read_files(folder))
-    data = document(folder / "view.html")
-    assert data["curves"]["critic/rewards/mean"]["index"][-1] == 30  # type: ignore[call-overload, index]
-    assert data["conversations"]["training"]["step"] is None  # type: ignore[call-overload, index]
-    assert len(data["samples"]) == 1  # type: ignore[arg-type]
-
-
 def test_a_page_for_elsewhere_explains_alarms_and_has_no_paths_of_this_machine(tmp_path: Path) -> None:
     files = read_files(RunRecord(alarms=[CUT_OFF]).write(tmp_path / "run"))
     other = OtherRun(read_files(RunRecord().write(tmp_path / "other")), ())
@@ -326,28 +251,15 @@ def test_without_a_job_the_comparison_does_not_say_that_the_specs_are_equal(tmp_
     write_view(ViewOptions(this, against=other))
     text = (this / "view.html").read_text()
     assert "both runs have the same spec" not in text
-    assert document(this / "view.html")["against"]["differences"] is None  # type: ignore[call-overload, index]
+    assert document_of(this / "view.html")["against"]["differences"] is None  # type: ignore[call-overload, index]
 
 
 def test_there_is_no_advice_without_a_finished_step(tmp_path: Path) -> None:
     assert advice_for(read_files(RunRecord(num_steps=0).write(tmp_path / "run"))) == []
 
 
-def test_the_caller_may_know_that_a_stopped_job_goes_on(tmp_path: Path) -> None:
+def test_the_caller_can_say_that_a_stopped_job_is_active(tmp_path: Path) -> None:
     folder = RunRecord(phase="Stopped", exit_code=130, num_steps=12).write(tmp_path / "run")
-    page = write_view(ViewOptions(folder, watch=True, goes_on=True))
+    page = write_view(ViewOptions(folder, watch=True, is_active=True))
     assert page.is_active
     assert 'data-reload-seconds="5"' in page.path.read_text()
-
-
-@pytest.mark.parametrize("num_letters", [13_000, 17_000])
-def test_a_job_and_a_comparison_count_for_the_size_of_a_page(num_letters: int, tmp_path: Path) -> None:
-    quotes = 'metadata: {annotations: {example.com/x: "' + "<&>'" * 50_000 + '"}, '
-    job = RunRecord().job.replace("metadata: {", quotes, 1)
-    assert job != RunRecord().job
-    record = RunRecord(job=job, samples=samples_of(250, 30, response="y" * num_letters))
-    files = read_files(record.write(tmp_path / "run"))
-    other = OtherRun(files, (Difference("spec", "<" * 100_000, "&" * 100_000),))
-    page = write_page(files, PageOptions(other=other))
-    assert page.num_bytes <= MAX_PAGE_BYTES
-    assert page.omitted

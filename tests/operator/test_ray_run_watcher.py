@@ -196,6 +196,21 @@ def test_an_unreadable_run_state_is_reported_and_still_polled() -> None:
     ray_polling.run_with_dashboard(ray_polling.FakeRay(), test)
 
 
+def test_an_empty_response_with_the_run_state_is_requested_again() -> None:
+    async def test(watched: ray_polling.WatchedDashboard) -> None:
+        for is_first_poll in (True, False):
+            watched.ray.num_empty = 1
+            seen = await watched.poll()
+            assert (seen.run_state is not None, seen.run_state_error) == (True, None), is_first_poll
+        watched.ray.num_empty = 9
+        await watched.poll()
+        seen = await watched.poll()
+        assert (seen.reachability, seen.run_state_error) == (Reachability.UNREACHABLE, None)
+        assert seen.error == "the response with the run state is empty"
+
+    ray_polling.run_with_dashboard(ray_polling.FakeRay(state=ray_polling.state("Running")), test)
+
+
 def test_silence_counts_from_the_first_failed_poll_of_this_cluster() -> None:
     async def test(watched: ray_polling.WatchedDashboard) -> None:
         watched.ray.failing = {"nodes"}

@@ -229,7 +229,7 @@ def test_the_usual_mismatch_depends_on_the_dtype() -> None:
     assert raised_by(mismatches([1e-3] * 20)) == {}
     assert raised_by(mismatches([0.05] * 20), **bfloat16) == {}
     assert list(raised_by(mismatches([0.06] * 3), **bfloat16)) == [Reason.ROLLOUT_MISMATCH]
-    alarm = raised_by(mismatches([1e-6, math.nan, 2e-3, 2e-3, 3e-3]))[Reason.ROLLOUT_MISMATCH]
+    alarm = raised_by(mismatches([1e-6, 1e-3, 2e-3, 2e-3, 3e-3]))[Reason.ROLLOUT_MISMATCH]
     assert (alarm.since_step, alarm.value) == (5, 3e-3)
     assert alarm.message == Mentions("0.003 nats", "50 % of the tokens", "up to 0.001", "{type: TokenTruncated}")
     for edit in ({".type": "TokenTruncated"}, {".oldLogprobs": "Rollout"}):
@@ -238,6 +238,18 @@ def test_the_usual_mismatch_depends_on_the_dtype() -> None:
         assert "rolloutCorrection corrects" in corrected.message
     # Older weights are expected to differ.
     assert raised_by(mismatches([1.0] * 20, staleness=1.0)) == {}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("name", "reason"), [(KL_LOSS, Reason.HIGH_KL), (LOGPROB_DIFF_MEAN, Reason.ROLLOUT_MISMATCH)])
+def test_a_number_that_is_no_longer_finite_does_not_clear_its_alarm(name: str, reason: Reason, value: float) -> None:
+    steps = [*[1e-4] * 20, *[5.0] * 3, *[value] * 2 * MAX_STEPS_WITHOUT_NUMBER]
+    alarm = raised_by(steps_of(name, steps))[reason]
+    assert (alarm.since_step, alarm.step, alarm.value) == (23, len(steps), None)
+    assert alarm.message == Mentions("not finite", "learningRate")
+    assert list(raised_by(steps_of(name, [value] * 3))) == [reason]
+    # Values that are not finite do not count in a median.
+    assert raised_by(steps_of(name, [value, value, *[1e-4] * 20])) == {}
 
 
 def test_most_tokens_are_rejected() -> None:

@@ -96,13 +96,18 @@ def test_recording_takes_at_most_its_share_of_the_time() -> None:
         now[0] += 1.0
     # Each of these steps of a second would spend a quarter of a second.
     assert num_recorded == pytest.approx(1000 * 0.01 / 0.25, abs=1)
-    now[0] += 100.0
-    with budget.spending():
-        now[0] += 0.25
-    now[0] += 24.0
-    assert not budget.is_due()
-    now[0] += 1.0
-    assert budget.is_due()
+
+
+def test_all_long_steps_and_their_evaluations_are_recorded() -> None:
+    now = [100.0]
+    budget = RecordingBudget(lambda: now[0], max_share=0.01)
+    for _ in range(100):
+        # Recording ends a step, and the evaluation and the next step follow at once.
+        for seconds in (60.0, 5.0):
+            assert budget.is_due()
+            now[0] += seconds
+            with budget.spending():
+                now[0] += 0.25
 
 
 def test_the_remaining_time_follows_the_newest_steps() -> None:

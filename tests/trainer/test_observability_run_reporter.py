@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.run_state import RunError, RunPhase, RunState
+from rljob_api.run_state import Alarm, RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.errors import ConfigurationError, DeviceMemoryError, FailedWorker, HostMemoryError, WorkerError
@@ -68,6 +68,20 @@ def test_a_run_from_resume_to_the_end_is_reported(tmp_path: Path) -> None:
     state = RunState.model_validate_json(path.read_text())
     assert (state.phase, state.export_uri, state.progress.step) == (RunPhase.COMPLETE, "file:export", 6)
     assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_alarms_that_are_no_longer_known_are_not_reported_any_more(tmp_path: Path) -> None:
+    path, alarm = tmp_path / "state.json", Alarm(reason="HighKl", value=3.0, message="m", since_step=1, step=1)
+    run = reporter(path, WallClock())
+    run.training_started(0, [])
+    assert RunState.model_validate_json(path.read_text()).alarms == ()
+    run.step_done(1, {}, [alarm])
+    run.evaluated({"eval/greedy_score": 0.75})
+    assert RunState.model_validate_json(path.read_text()).alarms == (alarm,)
+    run.step_done(2, {}, None)
+    state = RunState.model_validate_json(path.read_text())
+    assert state.alarms is None
+    assert (state.progress.step, state.progress.eval_score) == (2, 0.75)
 
 
 def test_a_failure_message_is_bounded(tmp_path: Path) -> None:

@@ -86,13 +86,7 @@ def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
         Span("generate", 100.0, 104.0, 2),
         Span("actor.update_policy", 114.0, 117.0, 1),
     ]
-    names = ("controller", "rank 0", "rank 1")
-    spans = (controller, first, second)
-    _, *workers = with_idle_time([ProcessSpans(name, each) for name, each in zip(names, spans, strict=True)])
-    idle = [
-        [(each.name, each.started, each.ended) for each in worker.spans if isinstance(each, Span) and each.thread == 0]
-        for worker in workers
-    ]
+    idle = idle_times(controller, first, second)
     assert idle == [
         [("idle: scores", 110.0, 113.0), ("idle: controller", 113.0, 114.0), ("idle: controller", 119.0, 120.0)],
         [
@@ -101,6 +95,30 @@ def test_idle_time_is_named_by_what_a_worker_waits_for() -> None:
             ("idle: controller", 113.0, 114.0),
             ("idle: other workers", 117.0, 120.0),
         ],
+    ]
+
+
+def idle_times(*processes: list[Span]) -> list[list[tuple[str, float, float]]]:
+    """The idle times of each worker. `processes`: the spans of the controller, then of the workers."""
+    _, *workers = with_idle_time([ProcessSpans(str(number), spans) for number, spans in enumerate(processes)])
+    return [
+        [(each.name, each.started, each.ended) for each in worker.spans if isinstance(each, Span) and each.thread == 0]
+        for worker in workers
+    ]
+
+
+def test_workers_wait_for_scores_also_while_responses_may_still_be_requested() -> None:
+    """With `refill: Continuous` the controller asks for scores again and again within the phase of the rollout. The
+    first worker generates longer, and a third process scores."""
+    first = [Span("generate", 100.0, 140.0, 2), Span("generate", 140.0005, 160.0, 2)]
+    second = [Span("generate", 100.0, 110.0, 2)]
+    third = [Span("reward.completed_ids", 120.0 + number, 120.9 + number, 1) for number in range(80)]
+    idle = idle_times([Span("rollout", 100.0, 200.0, 1)], first, second, third)
+    generates, scores = "idle: other workers generate", "idle: scores"
+    assert idle == [
+        [(scores, 160.0, 200.0)],
+        [(generates, 110.0, 160.0), (scores, 160.0, 200.0)],
+        [(generates, 100.0, 160.0), (scores, 160.0, 200.0)],
     ]
 
 

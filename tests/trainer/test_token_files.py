@@ -176,7 +176,7 @@ def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
     hybrid = SimpleNamespace(take_metrics=dict)
     controller = SimpleNamespace(
         num_steps=250,
-        budget=RecordingBudget(lambda: now[0], max_share=0.01),
+        evaluation_budget=RecordingBudget(lambda: now[0], max_share=0.01),
         evaluation=SimpleNamespace(is_due=lambda step, num_steps: step <= num_steps, run=lambda _: ({}, [], {})),
         recorder=SimpleNamespace(evaluated=record),
         timer=SimpleNamespace(take=lambda: {EVAL_SECONDS: 1.0}),
@@ -188,7 +188,7 @@ def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
     for step in range(251):
         now[0] += 1.0
         Controller._evaluate(cast(Controller, controller), step)
-    assert recorded == [0, 99, 198, 250]
+    assert recorded == [0, 98, 197, 250]
 
 
 def test_a_resumed_run_removes_the_files_of_steps_that_it_repeats(tmp_path: Path) -> None:

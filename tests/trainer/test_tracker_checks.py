@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.v1alpha1.tracker import Tracker
+from rljob_api.v1alpha1.tracker import Tracker, TrackerType
 from rljob_testing.messages import Mentions
 from rljob_testing.training.tracker_servers import answering_server, hanging_server
 from rljob_trainer.errors import ConfigurationError
@@ -57,16 +57,41 @@ def test_a_database_needs_a_package(address: str, monkeypatch: pytest.MonkeyPatc
     refuse_unusable_trackers([mlflow(address)], {})
 
 
-def test_wandb_needs_a_key_unless_it_is_offline(home: Path) -> None:
+def test_wandb_needs_a_key_unless_it_is_offline() -> None:
     refuse_unusable_trackers([OFFLINE], {})
     refuse_unusable_trackers([WANDB], {"WANDB_API_KEY": "a"})
     with pytest.raises(ConfigurationError) as caught:
         refuse_unusable_trackers([OFFLINE, WANDB], {"WANDB_API_KEY": ""})
     assert str(caught.value) == Mentions("spec.training.trackers[1]", "WANDB_API_KEY", "spec.envFrom", "Offline")
-    (home / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+
+
+@pytest.mark.parametrize("server", ["api.wandb.ai", "wandb.example", "localhost:8080"])
+def test_a_key_that_wandb_login_has_stored_for_any_server_is_accepted(home: Path, server: str) -> None:
+    (home / ".netrc").write_text(f"machine {server}\n  login user\n  password secret\n")
     refuse_unusable_trackers([WANDB], {})
-    with pytest.raises(ConfigurationError, match=r"https://wandb\.example"):
-        refuse_unusable_trackers([WANDB], {"WANDB_BASE_URL": "https://wandb.example"})
+    refuse_unusable_trackers([WANDB], {"WANDB_BASE_URL": "http://[x"})
+
+
+@pytest.mark.parametrize("name", [".config/wandb/settings", "other/settings"])
+def test_a_key_in_the_settings_of_wandb_is_accepted(home: Path, name: str) -> None:
+    environment = {"WANDB_CONFIG_DIR": "~/other"} if name.startswith("other") else {}
+    path = home / name
+    path.parent.mkdir(parents=True)
+    path.write_text("[default]\nbase_url = https://wandb.example\n")
+    with pytest.raises(ConfigurationError, match="WANDB_API_KEY"):
+        refuse_unusable_trackers([WANDB], environment)
+    path.write_text("[default]\napi_key = secret\n")
+    refuse_unusable_trackers([WANDB], environment)
+
+
+@pytest.mark.parametrize("content", [b"machine a login \xff\xfe password \xe9\n", b"nonsense\n", b""])
+def test_a_file_without_a_readable_key_has_none(home: Path, content: bytes) -> None:
+    (home / ".netrc").write_bytes(content)
+    (home / ".config" / "wandb").mkdir(parents=True)
+    (home / ".config" / "wandb" / "settings").write_bytes(content)
+    for environment in ({}, {"NETRC": "~nobody-has-this-name/netrc"}):
+        with pytest.raises(ConfigurationError, match="WANDB_API_KEY"):
+            refuse_unusable_trackers([WANDB], environment)
 
 
 def test_an_mlflow_server_that_needs_a_user_is_found_out(home: Path) -> None:
@@ -83,9 +108,32 @@ def test_an_mlflow_server_that_needs_a_user_is_found_out(home: Path) -> None:
         refuse_unusable_trackers([mlflow(address)], {})
 
 
-@pytest.mark.parametrize("address", ["http://mlflow:port", "http://my host/x"])
-def test_an_address_that_cannot_be_parsed_is_left_to_the_library(address: str) -> None:
-    refuse_unusable_trackers([mlflow(address)], {})
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://mlflow:port", "http://my host/x", "http://[x", "https://", "http://mlflow:5000\n", "http://h:99999"),
+        *("htp://mlflow", "http//://x"),
+    ],
+)
+@pytest.mark.parametrize("credentials", [{}, {"MLFLOW_TRACKING_USERNAME": "me"}])
+def test_an_invalid_address_is_rejected(address: str, credentials: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_unusable_trackers([Tracker(type=TrackerType.MLFLOW)], {"MLFLOW_TRACKING_URI": address, **credentials})
+    assert str(caught.value) == Mentions("spec.training.trackers[0]: MLFLOW_TRACKING_URI", repr(address))
+
+
+def test_an_invalid_address_is_named_by_its_field_and_its_password_is_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match=r"^spec\.training\.trackers\[0\]\.mlflow\.trackingUri: "):
+        refuse_unusable_trackers([mlflow("htp://mlflow")], {})
+    environment = {"MLFLOW_TRACKING_URI": "http://user:secret@host:port"}
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_unusable_trackers([Tracker(type=TrackerType.MLFLOW)], environment)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["HTTP://127.0.0.1:1", "http://user:word@127.0.0.1:1", "file:///runs", "runs/a:b"])
+def test_a_valid_address_is_accepted(address: str) -> None:
+    refuse_unusable_trackers([Tracker(type=TrackerType.MLFLOW)], {"MLFLOW_TRACKING_URI": address})
 
 
 def test_a_server_that_does_not_respond_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,8 @@ def rejected(tmp_path_factory: pytest.TempPathFactory) -> RejectedRun:
             program.stdin.write(encode(MetricsRow(step, 0.0, {"a/b": step / 3, "c": math.nan})))
         program.stdin.write(encode(table := trackers.sample_table(6, [SAMPLE])))
         program.stdin.write(encode(replace(table, name="samples/other")))
-        # What the kernel does when the trainer is killed.
+        # What the kernel does when the trainer is killed while it writes.
+        program.stdin.write(encode(MetricsRow(7, 0.0, {"a/b": 1.0}))[:-5])
         program.stdin.close()
         code = program.wait(timeout=120)
     return RejectedRun(folder, code, output.read_text())
@@ -175,6 +176,39 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, rep
     assert [text for text in reports if "earlier attempt" in text] == [Mentions("steps 2 to 3", "metrics.jsonl")]
 
 
+@pytest.mark.usefixtures("mlflow_variables")
+def test_mlflow_gets_the_evaluation_of_a_job_with_several_rewards(tmp_path: Path, reports: list[str]) -> None:
+    from rljob_trainer.trackers.mlflow_run import start_mlflow_run
+
+    score = "eval/greedy_score"
+    scores = {score: 0.5, f"{score}/accuracy": 0.25, f"{score}/format": 1.0, "timing_s/eval": 2.0}
+    run = start_mlflow_run(begin(tmp_path, 1, None, {"type": "MLflow"}), lambda _, text: reports.append(text))
+    # Responses may have some of the scores, but no sum of all.
+    run.log_metrics(MetricsRow(1, 0.0, {name: value for name, value in scores.items() if name != score}))
+    run.log_metrics(MetricsRow(2, 0.0, scores))
+    [stored] = mlflow_runs(tmp_path)
+    steps = {name: [step for step, _ in points] for name, points in stored.values.items()}
+    assert steps == {score: [2], f"{score}.accuracy": [1, 2], f"{score}.format": [1, 2], "timing_s/eval": [1, 2]}
+    # In a later attempt, too, under the same names.
+    resumed = start_mlflow_run(begin(tmp_path, 2, 1, {"type": "MLflow"}), lambda _, text: reports.append(text))
+    resumed.log_metrics(MetricsRow(2, 0.0, scores))
+    assert mlflow_runs(tmp_path)[0].values == stored.values
+
+
+@pytest.mark.usefixtures("mlflow_variables")
+def test_a_folder_that_cannot_be_written_is_no_server_that_does_not_respond(tmp_path: Path, reports: list[str]) -> None:
+    from mlflow.exceptions import MlflowException
+
+    from rljob_trainer.trackers.mlflow_run import start_mlflow_run
+
+    run = start_mlflow_run(begin(tmp_path, 1, None, {"type": "MLflow"}), lambda _, text: reports.append(text))
+    run.log_metrics(MetricsRow(1, 0.0, {"a": 1.0}))
+    # The metric `a` is a file.
+    with pytest.raises(MlflowException):
+        run.log_metrics(MetricsRow(1, 0.0, {"a/b": 1.0}))
+    assert [text for text in reports if "respond" in text] == []
+
+
 class RecordedRun:
     """A run in a tracker that accepts no page. Keeps the names of the calls."""
 
@@ -256,6 +290,10 @@ def test_if_mlflow_rejects_the_parameters_the_rest_is_stored(
 
 @pytest.fixture
 def mlflow_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_trainer.trackers import mlflow_run
+
+    # A call that is repeated raises IndexError at once.
+    monkeypatch.setattr(mlflow_run, "RETRY_SECONDS", ())
     for name, value in tracker_process.VARIABLES.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -80,6 +80,21 @@ def test_values_of_secret_variables_and_passwords_in_addresses_are_hidden() -> N
     assert hidden("https://user:p@ss@host/a@b") == "https://***@host/a@b"
 
 
+@pytest.mark.parametrize(
+    ("value", "text", "shown"),
+    [
+        ("0123456789\n", "the key 0123456789 is rejected", "the key *** is rejected"),
+        (" 0123456789\r\n", "[0123456789]", "[***]"),
+        ("first-line\n  second-line\n", "second-line\n", "***\n"),
+        ("first-line\nsecond-line\n", "first-line\nsecond-line", "***"),
+        ("first-line\nsecond-line", r"first-line\nsecond-line", "***"),
+        (" \n\n", "a text\n \n\n", "a text\n \n\n"),
+    ],
+)
+def test_a_secret_is_hidden_without_the_space_around_it_and_line_by_line(value: str, text: str, shown: str) -> None:
+    assert Redaction({"WANDB_API_KEY": value})(text) == shown
+
+
 @pytest.mark.parametrize("password", ['p"ssw0rd1', "back\\slash1", "pässwort1"])
 def test_a_password_is_hidden_in_reports_and_in_json(silent: TrackerProcess, log: LogLines, password: str) -> None:
     silent._redaction = Redaction({"MLFLOW_TRACKING_PASSWORD": password})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -51,7 +52,7 @@ def view_command(
     from rljob_cli.local.view import ViewOptions, view
 
     options = ViewOptions(Path(run), against, output, json_file, watch)
-    if not is_job and ("/" in run or Path(run).exists()):
+    if not is_job and ("/" in run or os.path.exists(run)):
         raise typer.Exit(view(options, console()))
     from rljob.cluster import ClusterOptions
     from rljob_cli.cluster.view_job import view_job

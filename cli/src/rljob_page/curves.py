@@ -9,22 +9,24 @@ import operator
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TypeGuard
 
 Points = tuple[Sequence[int], Sequence[float]]
-"""Steps in ascending order, and the value of each step; NaN for a value that was not finite."""
+"""Steps in ascending order, and the value of each step; NaN for a value that was not finite, or above 1e300."""
 Curves = Mapping[str, Points]
 
 REWARD_MEAN = "critic/rewards/mean"
 STEP_SECONDS = "timing_s/step"
 EVAL_GREEDY, EVAL_SAMPLED = "eval/greedy_score", "eval/sampled_score"
 MAX_METRICS = 400
-"""The largest number of metrics on the page; a loss of the user's own may report any number."""
+"""The largest number of metrics on the page; a loss of the user's own may report many."""
 _MAX_STEP = 2**53
-"""The page's script and other readers of JSON represent smaller whole numbers exactly."""
+"""JavaScript represents smaller whole numbers exactly."""
 MAX_NUMBER = 2**63
-"""Larger whole numbers do not count as numbers; not all of them can be represented as float."""
+"""Larger whole numbers are ignored, because float cannot represent all of them."""
+MAX_VALUE = 1e300
+"""Larger values count as not finite, so that sums of values are finite."""
 MAX_LINES = 8
 """The largest number of lines of a chart, and of charts of evaluations."""
 EVAL_PREFIX = "eval/"
@@ -152,7 +154,7 @@ def _evaluation_charts(names: Iterable[str]) -> list[Chart]:
 
 def held_out_scores(curves: Curves) -> dict[str, str]:
     """The metrics with the scores of the evaluations, by the names of these scores: `greedy`, `NAME/METRIC`. Only those
-    with the shortest paths; others are parts of them."""
+    with the fewest parts in their path: `eval/greedy_score/accuracy` is a component of `eval/greedy_score`."""
     found = [
         name
         for name in curves
@@ -182,7 +184,7 @@ def curves_of(rows: Iterable[Mapping[str, object]]) -> dict[str, Points]:
             # `type` is faster than isinstance, and excludes bool.
             kind = type(value)
             if kind is float:
-                number = value if math.isfinite(value) else math.nan  # type: ignore[arg-type]
+                number = value if -MAX_VALUE < value < MAX_VALUE else math.nan  # type: ignore[operator]
             elif value is None:
                 number = math.nan
             elif kind is int and -MAX_NUMBER < value < MAX_NUMBER and name != "step":  # type: ignore[operator]
@@ -229,7 +231,7 @@ def finite(points: Points) -> Points:
 
 
 def not_finite_since(points: Points) -> int | None:
-    """The first step of the values up to the newest that are all NaN; None if the newest value is finite."""
+    """The first step since which all values are NaN; None if the newest value is finite."""
     found = None
     for step, value in zip(reversed(points[0]), reversed(points[1]), strict=True):
         if not math.isnan(value):
@@ -268,10 +270,15 @@ def averaging_window(num_steps: int) -> int:
 def moving_average(points: Points, window: int) -> Points:
     """The mean of the last `window` finite values at each point; of fewer values at the beginning."""
     steps, values = finite(points)
-    averages, total = [], 0.0
-    for index, value in enumerate(values):
-        total += value - (values[index - window] if index >= window else 0.0)
-        averages.append(total / min(index + 1, window))
+    averages: list[float] = []
+    # Each sum is that of the end of the block before plus that of the begin of this block. Nothing is subtracted, so no
+    # rounding error of a very large value stays.
+    ends = [0.0] * window
+    for begin in range(0, len(values), window):
+        block = values[begin : begin + window]
+        for index, (total, end) in enumerate(zip(accumulate(block), ends, strict=False), start=begin + 1):
+            averages.append((end + total) / min(index, window))
+        ends = [*reversed([*accumulate(reversed(block[1:]))]), 0.0]
     return steps, averages
 
 

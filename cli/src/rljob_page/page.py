@@ -5,7 +5,7 @@ in milliseconds, with zoom and a cursor that moves in all charts. Larger librari
 be most of the page; a curve drawn by scripts of our own would be a library, too. Its two files are unmodified; a test
 compares them with their digests.
 
-What a model or a user wrote must not run script. The template escapes everything, the document is data and not a
+What a model or a user wrote must not run as a script. The template escapes everything, the document is data and not a
 script, the page's scripts only set `textContent`, and a Content-Security-Policy allows the page's own script and style
 by their digests and nothing else, no connections either.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +26,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rljob_api.standard_streams import printable
 from rljob_page.errors import PageError
 from rljob_page.page_data import OtherRun, PageContent, page_content
+from rljob_page.replaced_file import replace_file
 from rljob_page.run_files import Json, RunFiles
 from rljob_page.small_page import MAX_PAGE_BYTES, fit, script_json
 
@@ -55,8 +55,8 @@ class PageOptions:
     """Lines with suggestions that make steps shorter; shown if the run has nothing to fix."""
     reload_seconds: int | None = None
     """How often the open page reloads itself while the run goes on; None for never."""
-    goes_on: bool | None = None
-    """Whether the run goes on, if the caller knows more than the run's files say."""
+    is_active: bool | None = None
+    """Whether the run goes on; None: as its files say."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,21 @@ class WrittenPage:
 def write_page(
     files: RunFiles, options: PageOptions | None = None, now: datetime | None = None, max_bytes: int = MAX_PAGE_BYTES
 ) -> WrittenPage:
-    """Writes the page of a run; a page that exists is replaced atomically. Raises PageError if it cannot be written.
+    """Writes the page of a run; a page that exists is replaced atomically (`replace_file`). Raises PageError if it
+    cannot be written.
 
     Example: `write_page(read_files(Path("runs/x")))`
     """
     options = options or PageOptions()
     has_paths = options.output is None
     content = page_content(files, options.other, options.advice, now, has_paths=has_paths)
-    is_active = content.verdict.is_active if options.goes_on is None else options.goes_on
+    is_active = content.verdict.is_active if options.is_active is None else options.is_active
     docs_folder = _docs_folder() if has_paths else ""
     page = html_of(content, options.reload_seconds if is_active else None, docs_folder, max_bytes)
     output = options.output or files.folder / PAGE_FILE_NAME
     _write(output, page)
     if options.json_file is not None:
-        # `ensure_ascii` keeps halves of surrogate pairs readable.
+        # `ensure_ascii` escapes unpaired surrogates.
         _write(options.json_file, json.dumps(content.data, allow_nan=False).encode())
     omitted = content.data["omitted"]
     assert isinstance(omitted, list)
@@ -153,14 +154,9 @@ def _docs_folder() -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replaces a file atomically. Raises PageError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes or replaces a file. Raises PageError."""
     try:
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(path, content)
     except OSError as error:
         raise PageError(
             f"{path}: cannot be written ({error.strerror}); name another file with --output or --json, or free"

@@ -87,7 +87,6 @@ def page_content(
     now = now or datetime.now(UTC)
     verdict = verdict_of(files, now)
     conversations, notes = conversation_sets(files.tokens)
-    timelines = dict(_timelines(files.timelines, notes))
     charts = charts_of(dict.fromkeys([*files.curves, *(other.files.curves if other is not None else ())]))
     shown = shown_metrics(files.curves, charts)
     num_left_out = len(files.curves.keys() - {"wall_time"}) - len(shown)
@@ -104,7 +103,7 @@ def page_content(
         "charts": [asdict(chart) for chart in charts],
         "samples": sample_entries(files.samples),
         "conversations": conversations,
-        "timelines": timelines,
+        "timelines": dict(_timelines(files.timelines)),
         "spec": _spec_text(files.job),
         "against": None if other is None else _against(other, charts, now, has_paths),
         "omitted": [*files.notes, *notes],
@@ -213,18 +212,11 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.6g}")
 
 
-def _timelines(documents: Mapping[str, Json], notes: list[str]) -> Iterator[tuple[str, Json]]:
+def _timelines(documents: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
     for name, document in documents.items():
-        step = document.get("step")
-        try:
-            timeline = read_timeline(document)
-            shown = None if timeline is None else _timeline(timeline)
-        except (ArithmeticError, TypeError, ValueError):
-            # Anything may have written it. One example: times whose sum is infinite.
-            notes.append(f"timelines/{name}.json is left out, because it is damaged")
-            continue
-        if shown is not None:
-            yield name, shown | ({"step": step} if is_step(step) else {})
+        step, timeline = document.get("step"), read_timeline(document)
+        if timeline is not None:
+            yield name, _timeline(timeline) | ({"step": step} if is_step(step) else {})
 
 
 def _timeline(timeline: Timeline) -> Json:

@@ -7,7 +7,6 @@ samples, tokens and timelines are left out, with a note.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from rljob_api.run_state import RunState
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.job import RLJob
-from rljob_page.curves import MAX_NUMBER, Curves, curves_of, is_step
+from rljob_page.curves import MAX_NUMBER, MAX_VALUE, Curves, curves_of, is_step
 from rljob_page.errors import PageError
 
 JOB_FILE_NAME = "job.yaml"
@@ -35,10 +34,11 @@ TOKENS_FOLDER_NAME, TIMELINES_FOLDER_NAME = "tokens", "timelines"
 MAX_SAMPLES = 5000
 """The newest samples of a run that are read."""
 _MAX_SAMPLES_BYTES = 8 * 2**20
-"""The largest part of `samples.jsonl` that is read, from its end. A page has at most 5 MiB."""
+"""The largest part of `samples.jsonl` that is read, from its end. More has no place on a page, which is smaller."""
 _MAX_FILE_BYTES = 16 * 2**20
 """The largest size of a timeline or a file of tokens that is read."""
 _MAX_TIMELINES = 4
+_MAX_NAME = 253
 
 MetricsLine = Mapping[str, float]
 Json = dict[str, object]
@@ -84,12 +84,20 @@ class RunFiles:
         """The name of the job, else of the folder."""
         if self.job is not None and self.job.metadata.name:
             return self.job.metadata.name
-        return self.state.job_name if self.state is not None else self.folder.absolute().name
+        # The name in the state may have any length.
+        return self.state.job_name[:_MAX_NAME] if self.state is not None else self.folder.absolute().name
 
 
 def read_files(folder: Path) -> RunFiles:
     """Reads a run's folder. Raises PageError if it is not the folder of a run, if the run is of an unsupported version,
     or if its job, run state or metrics are damaged."""
+    try:
+        return _read_files(folder)
+    except OSError as error:
+        raise PageError(f"{folder}: cannot be read ({error.strerror}); check the path and its permissions") from None
+
+
+def _read_files(folder: Path) -> RunFiles:
     if not folder.is_dir():
         raise PageError(f"{folder}: is not a folder; pass the folder of a run, such as runs/NAME")
     names = (RESOLVED_JOB_FILE_NAME, JOB_FILE_NAME, RUN_STATE_FILE_NAME, METRICS_FILE_NAME)
@@ -103,8 +111,8 @@ def read_files(folder: Path) -> RunFiles:
         state=read_state(folder / RUN_STATE_FILE_NAME),
         curves=curves_of(_metrics_rows(folder / METRICS_FILE_NAME)),
         samples=tuple(_samples(folder / SAMPLES_FILE_NAME, notes)),
-        tokens=dict(_documents(sorted((folder / TOKENS_FOLDER_NAME).glob("*.json")), notes)),
-        timelines=dict(_documents(_newest_timelines(folder / TIMELINES_FOLDER_NAME), notes)),
+        tokens=dict(_documents(_token_files(folder / TOKENS_FOLDER_NAME), notes)),
+        timelines=dict(_documents(_newest_timelines(folder / TIMELINES_FOLDER_NAME, notes), notes)),
         attempts=_attempts(folder / ATTEMPTS_FILE_NAME),
         process=process,
         has_process=process is not None and _exists(process),
@@ -167,11 +175,11 @@ def _metrics_rows(file: Path) -> Iterator[Json]:
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
-    """Whether a value of a JSON document is a finite number."""
+    """Whether a value of a JSON document is a finite number that is small enough for sums (`MAX_VALUE`)."""
     kind = type(value)
     if kind is int:
         return -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
-    return kind is float and math.isfinite(value)  # type: ignore[arg-type]
+    return kind is float and -MAX_VALUE < value < MAX_VALUE  # type: ignore[operator]
 
 
 def attempt_rows(file: Path) -> Iterator[tuple[int, Json]]:
@@ -187,7 +195,7 @@ def attempt_rows(file: Path) -> Iterator[tuple[int, Json]]:
 
 
 def newest_change(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """The name, time and size of each file that the page shows; it differs after a change of any."""
+    """Name, time of change and size of each file that the page shows; the result differs after a change of any."""
     names = (RUN_STATE_FILE_NAME, METRICS_FILE_NAME, SAMPLES_FILE_NAME, ATTEMPTS_FILE_NAME)
     sub_folders = (folder / TOKENS_FOLDER_NAME, folder / TIMELINES_FOLDER_NAME)
     files = [
@@ -230,15 +238,18 @@ def _samples(file: Path, notes: list[str]) -> Iterator[Json]:
         notes.append(f"{file.name} cannot be read ({error.strerror}); no samples are shown")
         return
     # Unless the file is read from its first byte, the first line may be incomplete; so may the last.
-    lines, last = lines[1 if begin else 0 : -1], lines[-1]
-    if begin or len(lines) > MAX_SAMPLES:
+    last = lines[-1]
+    lines = [line for line in lines[1 if begin else 0 :] if line.strip()]
+    if begin and not lines:
+        notes.append(f"no samples are shown: the last line of {file.name} has more than 8 MiB")
+    elif begin or len(lines) > MAX_SAMPLES:
         notes.append(f"only the newest samples are shown; older ones are in {file.name}")
     num_damaged = 0
-    for line in [*lines, last][-MAX_SAMPLES:]:
+    for line in lines[-MAX_SAMPLES:]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            num_damaged += bool(line.strip()) and line is not last
+            num_damaged += line is not last
             continue
         if isinstance(row, dict) and is_step(row.get("step")):
             yield row
@@ -248,10 +259,16 @@ def _samples(file: Path, notes: list[str]) -> Iterator[Json]:
         notes.append(f"{num_damaged} damaged lines of {file.name} are left out")
 
 
-def _newest_timelines(folder: Path) -> list[Path]:
-    """The files of the last steps, by step, then `newest.json`. The first step is shown, too, unless there are many."""
-    newest = [file for file in (folder / "newest.json",) if file.is_file()]
-    return [*sorted(folder.glob("step-*.json"))[-_MAX_TIMELINES + len(newest) :], *newest]
+def _token_files(folder: Path) -> list[Path]:
+    return [file for file in (folder / "evaluation.json", folder / "training.json") if file.is_file()]
+
+
+def _newest_timelines(folder: Path, notes: list[str]) -> list[Path]:
+    """The files of the last steps in the order of the steps, then `newest.json`; at most `_MAX_TIMELINES`."""
+    found = [*sorted(folder.glob("step-*.json")), *(file for file in (folder / "newest.json",) if file.is_file())]
+    if len(found) > _MAX_TIMELINES:
+        notes.append(f"only the newest {_MAX_TIMELINES} timelines are shown; all are in {folder.name}/")
+    return found[-_MAX_TIMELINES:]
 
 
 def _documents(files: list[Path], notes: list[str]) -> Iterator[tuple[str, Json]]:

@@ -1,4 +1,4 @@
-"""Keeps a page below its largest size: removes parts of the document in a fixed order, and says what was left out.
+"""Makes a page small enough: removes parts of the document in a fixed order, and says what was left out.
 
 1. the oldest samples, 2. points of the curves, 3. the middle of long texts, 4. timelines, 5. conversations with tokens,
 6. all samples, 7. the job, 8. the fields that differ between two runs, 9. all curves.
@@ -24,8 +24,8 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 
 def script_json(value: object) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element or begin a comment. Half of a
-    surrogate pair becomes its escape, because UTF-8 cannot represent it."""
+    """JSON that can stand in a script element: nothing in it can end the element or begin a comment. An
+    unpaired surrogate is escaped, because UTF-8 cannot represent it."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter, escape in _ESCAPES.items():
         text = text.replace(letter, escape)
@@ -124,7 +124,7 @@ def _shorten_texts(data: Json, max_bytes: int) -> Iterator[str]:
 
 
 def _cut_texts(value: object, limit: int) -> int:
-    """Cuts long texts in a sample, in place. Returns their number. A text keeps its begin and its end."""
+    """Cuts long texts in a sample, in place. Returns their number. A text keeps its beginning and its end."""
     num_cut = 0
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in entries:

@@ -90,8 +90,8 @@ def _spans(events: Iterable[Json]) -> Iterator[tuple[str, str, float, float]]:
 
 
 def _rows(spans: Spans) -> tuple[list[tuple[str, float, float, int]], int]:
-    """The longest spans with their rows, and how many are left out. Each thread has rows of its own: one for each level
-    of calls within calls."""
+    """The longest spans with their rows, and how many are left out. Each thread has rows of its own: one for each
+    level of nested calls."""
     longest = sorted(spans, key=lambda span: -span[3])[:MAX_SPANS]
     by_thread: dict[str, list[tuple[str, str, float, float]]] = {}
     for span in sorted(longest, key=lambda span: (span[2], -span[3])):

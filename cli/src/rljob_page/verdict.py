@@ -1,13 +1,13 @@
 """Says in words how a run is: failed, without progress, with alarms, or healthy.
 
 The trainer computes the alarms and writes them into its run state. What a trainer does not report about itself is found
-here: it was killed, it has made no progress for long, attempts failed, or a metric is no finite number any more.
+here: it was killed, it has made no progress for long, attempts failed, or a metric became NaN or infinite.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -34,7 +34,7 @@ _SILENT_SECONDS = 300.0
 """A run makes no progress if its state is older than this, and older than `_SILENT_STEPS` usual steps."""
 _SILENT_STEPS = 10
 _MAX_CAUSES = 8
-"""Failed attempts of which the page says the cause."""
+"""The largest number of failed attempts that are listed with their cause."""
 _WAITS = "waits "
 """Begins the activity of a job that waits."""
 _NEWEST_STEPS = 20
@@ -46,6 +46,7 @@ _EXIT_CODES = {
     int(ExitCode.INFRASTRUCTURE): "a worker or device was lost, or a resource is missing; a retry may succeed",
     _KILLED: "the trainer was killed, usually because the machine ran out of memory",
 }
+_LOGS_ADVICE = "The last lines of the worker's log are in the folder logs/. `rljob run ... --resume` continues the run."
 EXIT_CODES_SECTION = "run-files.md#exit-codes"
 MESSAGES_SECTION = "troubleshooting.md#messages-of-the-training"
 
@@ -61,7 +62,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that a reader should know first."""
+    """A message below the verdict: what is wrong, why, and what to do."""
 
     level: Level
     title: str
@@ -71,7 +72,7 @@ class Notice:
     advice: str = ""
     """What to do, if the text does not say it."""
     explanation: str = ""
-    """What such a thing means, so that the page says it without the docs; empty if the text does."""
+    """What it means, so that a reader does not need the docs; empty if the text says it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def verdict_of(files: RunFiles, now: datetime) -> Verdict:
     waiting = _waiting(files)
     serious = tuple(notice for notice in (failure, silence) if notice is not None)
     notices = (*serious, *alarms, *waiting, *_failed_attempts(files))
-    active = not serious and not _has_ended(files)
+    active = not serious and not _has_ended(files) and not _is_unknown(files)
     reached = _progress(files)
     if failure is not None:
         return Verdict(Level.FAILED, f"Failed{reached}: {failure.title}", notices, is_active=False)
@@ -128,6 +129,8 @@ def _word(files: RunFiles, active: bool) -> str:
     phase, newest = _phase(files), _newest_attempt(files)
     if phase is RunPhase.COMPLETE or (newest is not None and newest.exit_code == ExitCode.SUCCESS):
         return "Complete"
+    if _is_unknown(files):
+        return "State unknown"
     if not active:
         return "Stopped on request"
     if _waiting(files):
@@ -176,20 +179,31 @@ def _has_ended(files: RunFiles) -> bool:
     )
 
 
+def _is_unknown(files: RunFiles) -> bool:
+    """Whether the folder has steps of a run, but nothing that says whether it goes on, such as only metrics."""
+    return files.state is None and not files.attempts and bool(_finished_steps(files.curves))
+
+
 def _newest_attempt(files: RunFiles) -> AttemptRecord | None:
     return files.attempts[-1] if files.attempts else None
 
 
 def _progress(files: RunFiles) -> str:
     if files.state is None:
-        return " before the first step"
+        steps = _finished_steps(files.curves)
+        return f" at step {steps[-1]}" if steps else " before the first step"
     return f" at step {newest_step(files.state, files.curves)} of {files.state.progress.total_steps}"
 
 
 def newest_step(state: RunState, curves: Curves) -> int:
     """The newest finished step. The state of a job on a cluster may be older than its metrics."""
-    steps = curves.get(STEP_SECONDS, ([], []))[0]
+    steps = _finished_steps(curves)
     return max(state.progress.step, min(steps[-1] if steps else 0, state.progress.total_steps))
+
+
+def _finished_steps(curves: Curves) -> Sequence[int]:
+    """The numbers of the finished steps, in order."""
+    return curves.get(STEP_SECONDS, ([], []))[0]
 
 
 def _result(curves: Curves) -> str:
@@ -221,12 +235,14 @@ def _failure(files: RunFiles) -> Notice | None:
         explanation = _explanation(error.kind)
         docs = _section_of(error.kind) if explanation else MESSAGES_SECTION
         return Notice(Level.FAILED, _words(error.kind), text, docs, explanation=explanation)
+    if _phase(files) is RunPhase.FAILED and not _is_failure(code):
+        text = "The trainer reported that the training failed, without an error."
+        return Notice(Level.FAILED, "the trainer reported no error", text, MESSAGES_SECTION, _LOGS_ADVICE)
     if not _is_failure(code):
         return None
     meaning = _meaning(code)
     text = f"Attempt {newest.number if newest else 1} ended with exit code {code}: {meaning}."
-    log = "The last lines of the worker's log are in the folder logs/. `rljob run ... --resume` continues the run."
-    return Notice(Level.FAILED, meaning, text, EXIT_CODES_SECTION, log)
+    return Notice(Level.FAILED, meaning, text, EXIT_CODES_SECTION, _LOGS_ADVICE)
 
 
 def _is_failure(code: int | None) -> bool:
@@ -251,7 +267,7 @@ def _failed_attempts(files: RunFiles) -> Iterator[Notice]:
 
 
 def _silence(files: RunFiles, now: datetime) -> Notice | None:
-    """No progress for long, in a run that has not ended as far as its files say."""
+    """No progress for long, in a run without a recorded end."""
     if _has_ended(files):
         return None
     is_gone = files.process is not None and not files.has_process
@@ -295,7 +311,7 @@ def _alarms(files: RunFiles) -> Iterator[Notice]:
     """The alarms that the trainer has computed."""
     for alarm in (files.state.alarms if files.state is not None else None) or ():
         steps = f" ({alarm.steps})" if alarm.steps else ""
-        # Without its steps only the name of the alarm is known: then its message is the explanation already.
+        # Of a job on a cluster, only the most serious alarm has steps; the messages of the others are the explanations.
         explanation = _explanation(alarm.reason) if alarm.steps else ""
         title = f"{_words(alarm.reason).lower()}{steps}"
         yield Notice(Level.ALARM, title, alarm.message, _section_of(alarm.reason), explanation=explanation)

@@ -45,12 +45,12 @@ def view_job(
     try:
         with viewed_job(cluster, job, image, console, clock) as viewed:
             of_copy = replace(options, folder=viewed.folder)
-            goes_on = viewed.refresh()
-            print_page(write_view(replace(of_copy, goes_on=goes_on)), console)
-            while options.watch and goes_on:
+            is_active = viewed.refresh()
+            print_page(write_view(replace(of_copy, is_active=is_active)), console)
+            while options.watch and is_active:
                 clock.sleep(WATCH_SECONDS)
-                goes_on = viewed.refresh()
-                write_view(replace(of_copy, goes_on=goes_on))
+                is_active = viewed.refresh()
+                write_view(replace(of_copy, is_active=is_active))
             return 0
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

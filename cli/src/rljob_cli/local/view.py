@@ -23,7 +23,7 @@ from rljob_page.run_files import RunFiles, newest_change, read_files
 _POLL_SECONDS = 2.0
 _RELOAD_SECONDS = 5
 _SILENT_POLLS = 30
-"""A page that is watched is written again after so many polls without a change, because its times have changed."""
+"""After so many polls without a change, a watched page is written again, because it shows how much time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class ViewOptions:
     """None for `view.html` in the run's folder."""
     json_file: Path | None = None
     watch: bool = False
-    goes_on: bool | None = None
-    """Whether the job goes on, if the caller knows more than the run's files say."""
+    is_active: bool | None = None
+    """Whether the job goes on; None: as its files say."""
 
 
 def view(options: ViewOptions, console: Console, wait: Callable[[float], None] = time.sleep) -> int:
@@ -75,7 +75,7 @@ def write_view(options: ViewOptions) -> WrittenPage:
                 other=other,
                 advice=advice_for(files),
                 reload_seconds=_RELOAD_SECONDS if options.watch else None,
-                goes_on=options.goes_on,
+                is_active=options.is_active,
             ),
         )
     except PageError as error:

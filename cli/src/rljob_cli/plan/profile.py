@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rljob.plain_text import one_line
 from rljob_cli import settings
 from rljob_cli.errors import CliError
+from rljob_page.replaced_file import replace_file
 from rljob_planner.advice.calibration import cpu_constants
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME
@@ -107,14 +108,8 @@ def write_profile(file: Path, profile: Profile) -> None:
     defaults = vars(default_constants({profile.kind}))
     data = {"formatVersion": 1} | _PROFILE.dump_python(profile, mode="json", by_alias=True)
     data["constants"] = {name: each for name, each in data["constants"].items() if each != defaults[name]}
-    # A link stays, and a device must not become a file.
-    file = file.resolve()
-    if file.exists() and not file.is_file():
-        raise CliError(f"{file}: is no regular file; choose another file with --profile")
-    unfinished = file.with_name(file.name + ".unfinished")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(file)
+        replace_file(file, (json.dumps(data, indent=1) + "\n").encode())
     except OSError as error:
         raise CliError(f"{file}: cannot be written ({error.strerror}); choose another file with --profile") from error

@@ -3,8 +3,8 @@ const PALETTE = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 const HEIGHT = 210;
 const drawn = [];
 
-// Joins curves to the shape of uPlot: steps of any of them, then the values of each: undefined where it has none, which
-// its line spans, and null where it is not finite, which is a gap.
+// Joins curves to the format of uPlot: a list of all steps, then a list of values for each curve. A step without a value
+// is undefined, and the line continues; a value that is not finite is null, which is a gap.
 function joined(curves) {
   const steps = [...new Set(curves.flatMap((curve) => curve.index))].sort((a, b) => a - b);
   const places = new Map(steps.map((step, place) => [step, place]));
@@ -24,19 +24,20 @@ function axes(unitSize) {
 }
 
 // Draws one chart into `parent`. `lines`: {label, curve, color, dash, width, alpha, fill, values}.
+// `options`: {data, bands, isShare, fromZero}.
 function drawChart(parent, title, unit, lines, options = {}) {
   const data = options.data || joined(lines.map((line) => line.curve));
   const summary = lines.filter((line) => line.curve && line.curve.data.length).map((line) =>
     `${line.label}: first ${number(line.curve.data[0])}, last ${number(line.curve.data[line.curve.data.length - 1])}`).join("; ");
-  const box = element("div", { class: "chart" + (options.wide ? " wide" : ""), tabindex: 0, role: "img", "aria-label": `${title} (${unit}). ${summary}` },
+  const box = element("div", { class: "chart", tabindex: 0, role: "img", "aria-label": `${title} (${unit}). ${summary}` },
     element("h3", {}, title, " ", element("small", {}, unit)));
   parent.append(box);
   const few = data[0].length <= 40;
   const build = () => new uPlot({
-    width: Math.max(200, box.clientWidth), height: options.height || HEIGHT,
+    width: Math.max(200, box.clientWidth), height: HEIGHT,
     scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, options) } },
     axes: axes(56),
-    // `dataIdx`: a curve without a value in this step shows none, and not that of another step.
+    // `dataIdx`: a curve without a value in this step shows none instead of the nearest one.
     cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 }, dataIdx: (_, __, place) => place },
     legend: { markers: { width: 2, dash: (_, place) => (place && lines[place - 1].dash ? "dashed" : "solid") } },
     hooks: { setCursor: [showNewest], ready: [showNewest] },
@@ -137,14 +138,14 @@ function drawPhases(parent, run, title) {
     curve: { index: run.phases.steps, data: seconds[place] },
   }));
   const bands = names.slice(1).map((_, place) => ({ series: [place + 2, place + 1] }));
-  drawChart(parent, title, "seconds (stacked)", lines, { data: [run.phases.steps, ...stacked], bands, fromZero: true, isStacked: true });
+  drawChart(parent, title, "seconds (stacked)", lines, { data: [run.phases.steps, ...stacked], bands, fromZero: true });
 }
 
 function showCharts() {
   const parent = document.getElementById("charts");
   for (const chart of DATA.charts) {
     const all = chart.lines.flatMap((line, place) => linesOf(line, PALETTE[place % PALETTE.length], chart.scale));
-    // Of shares, only those that are not always 0 are of interest.
+    // Shares that are always 0 are not drawn.
     const lines = chart.is_share ? all.filter((line) => line.curve.data.some((value) => value !== 0)) : all;
     if (lines.length) drawChart(parent, chart.title, chart.unit, lines, { isShare: chart.is_share });
   }

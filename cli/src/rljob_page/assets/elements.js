@@ -20,7 +20,7 @@ function filled(node, attributes, children) {
 }
 
 // The text with a picture for each control character, so that they are seen and have no effect. Marks that change the
-// direction of the text are shown by their code; half of a surrogate pair as the replacement character.
+// direction of the text are shown by their code; unpaired surrogates as the replacement character.
 function visible(text) {
   return String(text)
     .replace(/\r\n/g, "\n")
@@ -95,7 +95,7 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }
 
-// What is chosen on the page, kept in the address, so that a page that reloads itself shows the same again.
+// What was chosen on the page, stored in the fragment of its URL: a page that reloads itself shows the same again.
 const chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 
 function remember(values) {

@@ -1,4 +1,4 @@
-// The memory of a worker at each boundary of the step: bytes by owner (stacked), and the peak until then.
+// The memory of a worker at each boundary of the step: bytes by owner (stacked), and the peak since the boundary before.
 const OWNER_COLORS = { parameters: "c0", gradients: "c1", optimizer: "c2", rollout_weights: "c3", kv_cache: "c5", reference: "c4", critic: "c6", reward_model: "c7", other: "c7" };
 
 function showMemory(timeline) {
@@ -41,7 +41,7 @@ function drawMemory(place, process) {
       const value = mark.owners[owner] || 0;
       if (!value) continue;
       const box = svgElement("rect", { x: x + size * 0.14, width: size * 0.72, y: y(below + value), height: Math.max(0.5, y(below) - y(below + value)), fill: color(OWNER_COLORS[owner] || "c7") });
-      explain(box, () => `after ${visible(mark.after)}: ${owner.replace(/_/g, " ")} ${memorySize(value)} of ${memorySize(totals[index])}; peak until then ${memorySize(peaks[index])}` + (mark.process ? `; process ${memorySize(mark.process)}` : ""));
+      explain(box, () => `after ${visible(mark.after)}: ${owner.replace(/_/g, " ")} ${memorySize(value)} of ${memorySize(totals[index])}; peak since the boundary before ${memorySize(peaks[index])}` + (mark.process ? `; process ${memorySize(mark.process)}` : ""));
       drawing.append(box);
       below += value;
     }
@@ -55,6 +55,6 @@ function drawMemory(place, process) {
     sign.style.backgroundColor = color(OWNER_COLORS[owner] || "c7");
     legend.append(element("span", {}, sign, oneLine(owner.replace(/_/g, " "), 40)));
   }
-  legend.append(element("span", {}, "— peak since the previous mark"));
+  legend.append(element("span", {}, "— peak since the boundary before"));
   place.replaceChildren(element("p", { class: "hint" }, `${oneLine(process.name, 80)}: memory after each phase of the step`), element("div", { class: "scroll" }, drawing), legend);
 }

@@ -12,7 +12,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   document.getElementById("conversations").replaceChildren();
   showConversations();
 });
-// While a run goes on, `rljob view --watch` replaces this file.
+// While a run goes on, `rljob view --watch` replaces this page.
 const reloadSeconds = Number(document.documentElement.dataset.reloadSeconds);
 if (reloadSeconds) setTimeout(() => location.reload(), 1000 * reloadSeconds);
 document.documentElement.dataset.ready = String(Math.round(performance.now()));

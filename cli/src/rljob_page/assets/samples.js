@@ -3,7 +3,8 @@ const KINDS = { train: "training", eval_greedy: "evaluation, greedy", eval_sampl
 const MAX_BARS = 12;
 const MAX_GROUPS = 400;
 
-// Bars: {label, from, to (inclusive in the last bar), isNone}. One for each value if there are few, else equal ranges.
+// Bars: {label, holds(score), isNone, number of responses}. One for each score if there are few, else equal ranges; the
+// last one includes its end.
 function barsOf(samples) {
   const scores = samples.map((sample) => sample.score).filter((score) => score !== null);
   const values = [...new Set(scores)].sort((a, b) => a - b);

@@ -12,7 +12,7 @@ function milliseconds(value) {
   return value >= 1000 ? number(value / 1000, 3) + " s" : number(value, 3) + " ms";
 }
 
-// The newest last; what is chosen first.
+// The list is in the order of the steps. The timeline that was chosen before is shown first, else the newest.
 function showTimelines() {
   const place = document.getElementById("timelines");
   const names = Object.keys(DATA.timelines);

@@ -1,9 +1,9 @@
 // One conversation with a color for each token: by mask, by the difference of log-probabilities, by age or by advantage.
-const MODES = [["mask", "mask"], ["ratio", "log-probability difference"], ["age", "age"], ["advantage", "advantage"]];
-const FULL_RATIO = 1; // nats with the strongest color
+const MODES = [["mask", "mask"], ["difference", "log-probability difference"], ["age", "age"], ["advantage", "advantage"]];
+const FULL_DIFFERENCE = 1; // nats with the strongest color
 const FULL_AGE = 4; // steps with the strongest color
 
-function logRatio(tokens, place) {
+function logprobDifference(tokens, place) {
   const [rollout, trainer] = [tokens.rolloutLogprob[place], tokens.trainerLogprob[place]];
   return rollout === null || trainer === null ? null : trainer - rollout;
 }
@@ -19,9 +19,9 @@ function paint(span, tokens, place, mode, fullAdvantage) {
   span.style.backgroundColor = "";
   if (mode === "mask") {
     span.className = tokens.isTrained[place] ? "mask-trained" : tokens.isSampled[place] ? "mask-sampled" : "";
-  } else if (mode === "ratio") {
-    const ratio = logRatio(tokens, place);
-    if (ratio !== null) span.style.backgroundColor = shade(ratio / FULL_RATIO);
+  } else if (mode === "difference") {
+    const difference = logprobDifference(tokens, place);
+    if (difference !== null) span.style.backgroundColor = shade(difference / FULL_DIFFERENCE);
   } else if (mode === "age") {
     const age = tokens.age[place];
     if (age !== null) span.style.backgroundColor = `rgba(${color("old")}, ${(0.1 + 0.65 * Math.min(1, age / FULL_AGE)).toFixed(2)})`;
@@ -39,11 +39,11 @@ function modeLegend(mode, fullAdvantage) {
   };
   if (mode === "mask") {
     add("trained on", "mask-trained"); add("sampled, not trained on", "mask-sampled"); add("prompt, messages of the environment", "");
-  } else if (mode === "ratio") {
-    add(`trainer gives it less probability than the rollout engine (${-FULL_RATIO} nat or more)`, "", shade(-1));
-    add("the same", ""); add(`more (+${FULL_RATIO} nat or more)`, "", shade(1));
+  } else if (mode === "difference") {
+    add(`trainer gives it less probability than the rollout engine (${-FULL_DIFFERENCE} nat or more)`, "", shade(-1));
+    add("the same", ""); add(`more (+${FULL_DIFFERENCE} nat or more)`, "", shade(1));
   } else if (mode === "age") {
-    for (const age of [0, 1, 2, FULL_AGE]) add(age === 0 ? "sampled with the newest weights" : `${age} steps older` + (age === FULL_AGE ? " or more" : ""), "", `rgba(${color("old")}, ${0.1 + 0.65 * age / FULL_AGE})`);
+    for (const age of [0, 1, 2, FULL_AGE]) add(age === 0 ? "sampled with the newest weights" : `${age} step${age === 1 ? "" : "s"} older` + (age === FULL_AGE ? " or more" : ""), "", `rgba(${color("old")}, ${0.1 + 0.65 * age / FULL_AGE})`);
   } else {
     add(`negative (${number(-fullAdvantage, 3)})`, "", shade(1)); add("0", ""); add(`positive (${number(fullAdvantage, 3)})`, "", shade(-1));
   }
@@ -56,7 +56,7 @@ function tokenDetail(tokens, place) {
   const add = (name, value) => { if (value !== null) parts.push(`${name} ${number(value)}`); };
   add("log-probability in the rollout engine", tokens.rolloutLogprob[place]);
   add("in the trainer", tokens.trainerLogprob[place]);
-  add("log-probability difference", logRatio(tokens, place));
+  add("log-probability difference", logprobDifference(tokens, place));
   add("age (steps)", tokens.age[place]);
   add("advantage", tokens.advantage[place]);
   return parts.join(" · ");

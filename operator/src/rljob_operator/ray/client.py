@@ -189,8 +189,16 @@ class Dashboard:
 
     async def run_state_file(self, node_id: str, file_name: str) -> str | None:
         """The content of a run state file in a node's log folder; None if it does not exist. Raises LargeResponseError
-        if it is too long to be a run state."""
-        return await self._log_file(node_id, file_name, "-1", RUN_STATE_BYTES)
+        if it is too long to be a run state.
+
+        About one in thousands of Ray's responses is empty although the file is not. So an empty one is requested again,
+        and two of them are a dashboard that does not respond.
+        """
+        for _ in range(2):
+            text = await self._log_file(node_id, file_name, "-1", RUN_STATE_BYTES)
+            if text != "":
+                return text
+        raise DashboardUnreachableError("the response with the run state is empty")
 
     async def log_end(self, node_id: str, file_name: str, num_lines: int) -> str | None:
         """The last lines of a file in a node's log folder, and of them at most the last `KEPT_LOG_BYTES`; None if it

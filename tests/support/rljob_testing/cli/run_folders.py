@@ -1,9 +1,10 @@
-"""Writes the folder of a run, as a trainer would have written it."""
+"""Writes the folder of a run, as a trainer would have written it, and reads the document of its page."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -191,6 +192,15 @@ def write_lines(path: Path, rows: Iterable[Json]) -> None:
     """Writes JSON lines as the trainer does: half of a surrogate pair becomes its escape."""
     with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def document_of(page: Path) -> Json:
+    """The JSON document in a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    assert isinstance(data, dict)
+    return data
 
 
 def _text(time: datetime) -> str:

@@ -53,6 +53,8 @@ class FakeRay:
     has_stacks: bool = False
     """Whether Ray knows the job that dumps stacks."""
     state: str | None = None
+    num_empty: int = 0
+    """Number of the next responses with the run state that are empty."""
     log: str = ""
     guarded: bool = True
     rejecting: bool = False
@@ -81,7 +83,11 @@ class FakeRay:
 
     def found(self, method: str, path: str) -> tuple[str, int, str]:
         if path.startswith("/api/v0/logs/file"):
-            name, text = ("state", self.state) if f"filename={RUN_STATE}" in path else ("log", self.log)
+            is_state = f"filename={RUN_STATE}" in path
+            name, text = ("state", self.state) if is_state else ("log", None if "run-state" in path else self.log)
+            if name == "state" and self.num_empty:
+                self.num_empty -= 1
+                return name, 200, ""
             return (name, 500, "A file is not found at: x") if text is None else (name, 200, text)
         if path.startswith("/api/v0/"):
             what = path.removeprefix("/api/v0/").partition("?")[0]

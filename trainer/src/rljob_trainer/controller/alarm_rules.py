@@ -186,9 +186,11 @@ class ResponsesExcluded:
 def rollout_mismatch(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
     """The mean difference between the log-probabilities of rollout engine and trainer. Steps with responses of older
     weights are left out, because these are expected to differ."""
-    mean = _number(metrics, LOGPROB_DIFF_MEAN)
+    mean = metrics.get(LOGPROB_DIFF_MEAN)
     if mean is None or metrics.get(STALENESS_MAX, 0.0) > 0:
         return None
+    if not math.isfinite(mean):
+        return _not_finite("the difference of the log-probabilities of rollout engine and trainer")
     dtype, correction = spec.training.model.dtype, spec.training.algorithm.rollout_correction
     usual = USUAL_DIFFERENCE[dtype]
     if mean <= usual:
@@ -352,9 +354,11 @@ class Kl:
 
     def observe(self, metrics: Metrics) -> Observation | None:
         """See Rule."""
-        kl = _number(metrics, KL_LOSS)
+        kl = metrics.get(KL_LOSS)
         if kl is None:
             return None
+        if not math.isfinite(kl):
+            return _not_finite("the KL divergence of policy and reference")
         limit = self.range.limit_for(kl)
         if kl <= limit:
             return Observation(kl)
@@ -364,6 +368,13 @@ class Kl:
             f"{limit:.3g}); reduce optimizer.learningRate or increase algorithm.kl.coefficient, and read responses in "
             "samples.jsonl",
         )
+
+
+def _not_finite(number: str) -> Observation:
+    """A number that is NaN or infinite, because the training has diverged."""
+    return Observation(
+        None, f"{number} is not finite; reduce optimizer.learningRate, and resume from an earlier checkpoint"
+    )
 
 
 def _percent(fraction: float) -> str:

@@ -69,9 +69,9 @@ from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
 
-MAX_RECORDING_SHARE = 0.005
-"""Fraction of a run's time for the newest timeline and the tokens of conversations. Short steps and their evaluations
-are not all recorded, but the last ones are."""
+MAX_STEP_SHARE, MAX_EVALUATION_SHARE = 0.004, 0.001
+"""Fractions of a run's time for the newest timeline and tokens of steps, and for tokens of evaluations. Short steps and
+their evaluations are not all recorded, but the last ones are."""
 SPANS_OF_NEWEST, MIN_SPANS_OF_NEWEST = 4_000, 100
 """The timeline of the newest step has at most so many spans, but not fewer than the latter of each process."""
 
@@ -105,7 +105,8 @@ class Controller:
             checkpointing, self.part_states, run.workers.trained, output, reporter, self.num_steps, time.perf_counter
         )
         training = job.spec.training
-        self.budget = RecordingBudget(time.perf_counter, MAX_RECORDING_SHARE)
+        self.step_budget = RecordingBudget(time.perf_counter, MAX_STEP_SHARE)
+        self.evaluation_budget = RecordingBudget(time.perf_counter, MAX_EVALUATION_SHARE)
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.profiles = StepProfiles(output.run_folder, training.profile, run.workers.actor)
         self.cursor = PromptCursor(
@@ -222,8 +223,8 @@ class Controller:
         self.reporter.doing(f"exports the model; {num_read} of {num_tensors} tensors read")
 
     def _step(self, step: int) -> None:
-        is_recorded = self.budget.is_due() or step + 1 == self.num_steps
-        with self.budget.spending():
+        is_recorded = self.step_budget.is_due() or step + 1 == self.num_steps
+        with self.step_budget.spending():
             self.timeline.begin(step + 1, is_recorded=is_recorded)
         self.recorder.begin_step(is_recorded=is_recorded)
         with self.profiles.of_step(step + 1):
@@ -240,7 +241,7 @@ class Controller:
                 self.cursor.restore(cursor)
                 raise
             seconds = time.perf_counter() - started
-            with self.budget.spending():
+            with self.step_budget.spending():
                 self.timeline.end(step + 1)
         if self.finished_groups is not None:
             self.finished_groups.end_step()
@@ -250,7 +251,7 @@ class Controller:
         samples = self.rollout.samples(recorded, step + 1, SampleKind.TRAIN)
         # Before the tokens, which are not recorded in each step.
         traffic = TRAFFIC.take()
-        with self.budget.spending():
+        with self.step_budget.spending():
             self.recorder.step_done(step + 1, rollout)
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
@@ -280,8 +281,8 @@ class Controller:
             return
         self.saves.unevaluated_step = step
         metrics, samples, rollouts = self.evaluation.run(step)
-        if self.budget.is_due() or step == self.num_steps:
-            with self.budget.spending():
+        if self.evaluation_budget.is_due() or step == self.num_steps:
+            with self.evaluation_budget.spending():
                 self.recorder.evaluated(step, rollouts)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_metrics()}
         self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)

@@ -183,9 +183,9 @@ class RunReporter:
         return Progress.model_validate({**known, **changes, "updated_at": self._now()})
 
     def _change(self, **changes: object) -> None:
-        known = {name: value for name, value in self._state if value is not None and name != "activity"}
-        changed = {name: value for name, value in changes.items() if value is not None}
-        self._state = RunState.model_validate({**known, **changed, "written_at": self._now()})
+        """Changes fields of the state; None unsets a field. An activity lasts until the next change."""
+        fields = {**dict(self._state), "activity": None, **changes, "written_at": self._now()}
+        self._state = RunState.model_validate({name: value for name, value in fields.items() if value is not None})
         self._write()
 
     def _write(self) -> None:

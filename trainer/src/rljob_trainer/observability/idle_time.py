@@ -1,20 +1,22 @@
 """Names the time in which a worker process does nothing during a step, by what it waits for.
 
 A worker is idle while it runs no call, or one that only waits (WAITING_CALLS), and no thread generates. What it waits
-for follows from the controller's phase and from the other workers. Waiting for other workers within a call, in a
+for follows from the controller's phase and from the calls of all workers. Waiting for other workers within a call, in a
 collective operation, cannot be seen.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 from rljob_trainer.observability.spans import Counts, Record, Span
 from rljob_trainer.observability.timeline import IDLE_PREFIX, IDLE_THREAD, ProcessSpans
 
-WAITING_CALLS = frozenset({"hybrid.take", "reward.completed_ids", "reward.finish_scoring"})
+WAITS_FOR_SCORES = frozenset({"reward.completed_ids", "reward.finish_scoring"})
+WAITING_CALLS = frozenset({"hybrid.take", *WAITS_FOR_SCORES})
 """Calls that wait for responses or scores."""
 PARTS_OF_CALLS = frozenset({"read arguments", "store result"})
 GENERATE, REWARD_PHASE = "generate", "reward"
@@ -38,14 +40,18 @@ def with_idle_time(processes: Sequence[ProcessSpans]) -> list[ProcessSpans]:
         return list(processes)
     step = (phases[0].started, max(each.ended for each in phases))
     busy = [union(_interval(each) for each in _spans(worker.spans) if _is_work(each)) for worker in workers]
-    anyone = union(interval for of_worker in busy for interval in of_worker)
-    generation = union(_interval(each) for worker in workers for each in _spans(worker.spans) if each.name == GENERATE)
+    activity = _Activity(
+        work=union(interval for of_worker in busy for interval in of_worker),
+        generation=union(_intervals_named({GENERATE}, workers), MIN_IDLE_SECONDS),
+        scoring=union(_intervals_named(WAITS_FOR_SCORES, workers)),
+    )
+    bounds = list(chain.from_iterable(activity.generation))
     found = [ProcessSpans(controller.name, [*phases, *(each for each in controller.spans if isinstance(each, Counts))])]
     for worker, of_worker in zip(workers, busy, strict=True):
         idle: list[Span] = []
         for gap in gaps(of_worker, step):
-            for part, phase in _by_phase(gap, phases):
-                name = _waits_for(part, phase, anyone, generation)
+            for part, phase in _parts(gap, phases, bounds):
+                name = _waits_for(part, phase, activity)
                 if idle and idle[-1].name == name and idle[-1].ended == part[0]:
                     idle[-1] = replace(idle[-1], ended=part[1])
                 else:
@@ -67,11 +73,12 @@ def joined_phases(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Returns the union of intervals as disjoint intervals in ascending order."""
+def union(intervals: Iterable[Interval], max_between: float = 0.0) -> list[Interval]:
+    """Returns the union of intervals as disjoint intervals in ascending order. Those with at most `max_between` seconds
+    between them are one."""
     found: list[Interval] = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
+        if found and begin <= found[-1][1] + max_between:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
             found.append((begin, end))
@@ -88,12 +95,33 @@ def gaps(intervals: Sequence[Interval], whole: Interval) -> list[Interval]:
     return [*found, (begin, whole[1])] if begin < whole[1] else found
 
 
-def _waits_for(part: Interval, phase: str | None, anyone: Sequence[Interval], generation: Sequence[Interval]) -> str:
+@dataclass(frozen=True, slots=True)
+class _Activity:
+    """When at least one worker does something. The intervals are disjoint and ascending."""
+
+    work: Sequence[Interval]
+    """Generates, or runs a call that does not only wait."""
+    generation: Sequence[Interval]
+    scoring: Sequence[Interval]
+    """Waits for scores."""
+
+
+def _waits_for(part: Interval, phase: str | None, activity: _Activity) -> str:
     if phase == REWARD_PHASE:
         return SCORES
-    if _overlaps(part, generation):
+    if _overlaps(part, activity.generation):
         return OTHERS_GENERATE
-    return OTHER_WORKERS if phase is not None and _overlaps(part, anyone) else CONTROLLER
+    if _overlaps(part, activity.scoring):
+        return SCORES
+    return OTHER_WORKERS if phase is not None and _overlaps(part, activity.work) else CONTROLLER
+
+
+def _parts(gap: Interval, phases: Sequence[Span], bounds: Sequence[float]) -> Iterator[tuple[Interval, str | None]]:
+    """Splits a gap at the phases, see `_by_phase`, and at the bounds, which are ascending."""
+    for (begin, end), phase in _by_phase(gap, phases):
+        within = bounds[bisect_right(bounds, begin) : bisect_left(bounds, end)]
+        for part in pairwise((begin, *within, end)):
+            yield part, phase
 
 
 def _by_phase(gap: Interval, phases: Sequence[Span]) -> list[tuple[Interval, str | None]]:
@@ -120,6 +148,10 @@ def _overlaps(part: Interval, intervals: Sequence[Interval]) -> bool:
             break
         covered += max(0.0, min(end, part[1]) - max(begin, part[0]))
     return covered >= (part[1] - part[0]) / 2
+
+
+def _intervals_named(names: Set[str], workers: Sequence[ProcessSpans]) -> Iterator[Interval]:
+    return (_interval(each) for worker in workers for each in _spans(worker.spans) if each.name in names)
 
 
 def _is_work(span: Span) -> bool:

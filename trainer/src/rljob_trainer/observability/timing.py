@@ -46,18 +46,19 @@ class PhaseTimer:
 
 
 class RecordingBudget:
-    """Decides in which steps a run records details, such as a timeline, so that this takes at most a small share of its
-    time. If steps are long, that is every step."""
+    """Decides which steps, or which evaluations, a run records in detail, so that this takes at most a small share of
+    its time. If steps are long, that is every step."""
 
     def __init__(self, clock: Clock, max_share: float) -> None:
         self._clock = clock
         self._max_share = max_share
-        self._next = clock()
-        """The moment from which on the next step may be recorded."""
+        self._began = clock()
+        self._spent = 0.0
+        """Seconds."""
 
     def is_due(self) -> bool:
-        """Returns whether a step that begins now may be recorded."""
-        return self._clock() >= self._next
+        """Returns whether a step that begins now, or an evaluation that ends now, may be recorded."""
+        return self._spent <= self._max_share * (self._clock() - self._began)
 
     @contextmanager
     def spending(self) -> Iterator[None]:
@@ -66,7 +67,7 @@ class RecordingBudget:
         try:
             yield
         finally:
-            self._next = max(self._next, started) + (self._clock() - started) / self._max_share
+            self._spent += self._clock() - started
 
 
 class RemainingTime:

@@ -124,7 +124,9 @@ class Redaction:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: the variables; those with a name such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD are
         secret."""
-        values = {value for name, value in environment.items() if is_secret_name(name)}
+        secrets = [value for name, value in environment.items() if is_secret_name(name)]
+        # A value from a file often ends with a newline, which libraries remove; and output is a line at a time.
+        values = {part.strip() for value in secrets for part in (value, *value.splitlines())}
         # Also as they stand in JSON.
         found = {written for value in values for written in (value, json.dumps(value)[1:-1])}
         # The longest first, because one value may be a part of another.

@@ -14,6 +14,7 @@ from typing import TypeVar
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.utils.uri import is_local_uri
 
 from rljob_api.constants import ExitCode
 from rljob_api.v1alpha1.tracker import MlflowTracker
@@ -61,7 +62,8 @@ class MlflowRun:
     def log_metrics(self, row: MetricsRow) -> None:
         """Stores the metrics of a step, except those that MLflow already has from an earlier attempt: it cannot replace
         them, and would show two values for one step."""
-        new = {name: value for name, value in row.values.items() if row.step > self._last_steps.get(name, -1)}
+        values = {metric_name(name): value for name, value in row.values.items()}
+        new = {name: value for name, value in values.items() if row.step > self._last_steps.get(name, -1)}
         if len(new) < len(row.values) and not self._has_skipped:
             self._has_skipped = True
             self._report(
@@ -96,7 +98,7 @@ def start_mlflow_run(begin: Begin, report: Report) -> MlflowRun:
     facts, settings = begin.facts, begin.tracker.mlflow or MlflowTracker()
     uri = tracking_uri(settings, facts.run_folder)
     client = MlflowClient(tracking_uri=uri)
-    server = Server(report)
+    server = Server(report, is_remote=not is_local_uri(uri))
     run = server.call(lambda: _run(client, settings.experiment, facts), give_up_seconds=math.inf)
     report("info", f"MLflow: run {run.info.run_id} of experiment {settings.experiment} at {uri}")
     try:
@@ -126,21 +128,23 @@ def tracking_uri(settings: MlflowTracker, run_folder: str) -> str:
 class Server:
     """Calls that are repeated while the server does not respond."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, *, is_remote: bool) -> None:
+        """`is_remote`: False for a folder. Its calls are not repeated, because what fails there fails again."""
         self._report = report
+        self._is_remote = is_remote
         self._is_reported = False
         """Whether the current outage was reported."""
 
     def call(self, function: Callable[[], ResultT], give_up_seconds: float = GIVE_UP_SECONDS) -> ResultT:
-        """The result of the function. Raises MlflowException if the server rejects the request, or if it has not
-        responded for `give_up_seconds`."""
+        """The result of the function. Raises MlflowException if the server rejects the request, if it has not responded
+        for `give_up_seconds`, or if the folder cannot be written."""
         began, pauses = time.monotonic(), iter(RETRY_SECONDS)
         while True:
             try:
                 result = function()
             except MlflowException as error:
                 status = error.get_http_status_code()
-                is_temporary = status >= INTERNAL_SERVER_ERROR or status == TOO_MANY_REQUESTS
+                is_temporary = self._is_remote and (status >= INTERNAL_SERVER_ERROR or status == TOO_MANY_REQUESTS)
                 if not is_temporary or time.monotonic() - began > give_up_seconds:
                     raise
                 if not self._is_reported:
@@ -187,6 +191,14 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
         if created is None:
             raise
         return str(created.experiment_id)
+
+
+def metric_name(name: str) -> str:
+    """The metric's name in MLflow: `eval/greedy_score/accuracy` becomes `eval/greedy_score.accuracy`. In MLflow's
+    folder each metric is a file, so `eval/greedy_score` cannot be a folder, too."""
+    if not name.startswith("eval/"):
+        return name
+    return "eval/" + name.removeprefix("eval/").replace("/", ".")
 
 
 def job_parameters(job_text: str) -> dict[str, str]:

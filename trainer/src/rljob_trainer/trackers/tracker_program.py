@@ -70,7 +70,8 @@ def main() -> int:
     messages = own_standard_input()
     threading.Thread(target=end_after_trainer, args=(messages.fileno(),), daemon=True).start()
     start = start_function(TrackerType(sys.argv[1]))
-    lines = iter(messages.readline, b"")
+    # If the trainer was killed while it wrote, the last line is cut.
+    lines = (line for line in iter(messages.readline, b"") if line.endswith(b"\n"))
     if (first := next(lines, None)) is None:
         # The run was not set up.
         return 0
