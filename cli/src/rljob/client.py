@@ -63,8 +63,8 @@ class Client:
         changes: Sequence[str] = (),
         dry_run: bool = False,
     ) -> Submission:
-        """Creates the job, or changes the existing one with its name, of which only runPolicy, suspend, queue and
-        priority can change.
+        """Creates the job. If a job of this name exists, changes its runPolicy, suspend, queue and priority; other
+        changes are rejected.
 
         Args:
             job: The job, its wire form (as in a job file), or the path of a job file.
@@ -156,7 +156,7 @@ class Client:
             container: The container; None for the training in the head pod, and Ray in worker pods.
 
         Raises:
-            NoLogError: there is no log (yet), or it was deleted; then the message says where copies are.
+            NoLogError: there is no log (yet), or it was deleted; the message then says where a copy is.
         """
         if previous and attempt is not None:
             raise RejectedError("previous: cannot be combined with attempt; remove one of them")
@@ -173,8 +173,8 @@ class Client:
         logs: bool = False,
         image: str | None = None,
     ) -> Downloaded:
-        """Copies results of a job into a folder, which then looks like that of a run on one machine. Files that are
-        there and have not changed are not copied again.
+        """Copies results of a job into a folder, which then looks like that of a run on one machine. Files that
+        were copied before and have not changed are not copied again.
 
         Args:
             only: Parts to copy, such as `model` or `metrics` (`selection.Part`); empty for all except checkpoints and
@@ -235,7 +235,7 @@ def _quiet(_: str) -> None:
 
 
 def _shown(job: StoredJob) -> object:
-    """What a change of the job is for users: its status, a request to suspend it, and its deletion."""
+    """The fields whose change `watch` yields: the status, a request to suspend the job, and its deletion."""
     return job.wire.get("status"), job.wants_suspend, job.metadata.deletion_timestamp
 
 

@@ -48,7 +48,9 @@ def job_of_values(values: RLJob | Mapping[str, object], changes: Sequence[Change
         raise RejectedError("\n".join(map(_described, problems)), problems) from None
     except (TypeError, ValueError) as error:
         kinds = "mappings, lists, strings, finite numbers and booleans"
-        raise RejectedError(f"the job must consist of {kinds} ({error}); correct it") from None
+        raise RejectedError(
+            f"the job must consist of {kinds} ({error}); remove the value that is none of these"
+        ) from None
 
 
 def _described(problem: Problem) -> str:

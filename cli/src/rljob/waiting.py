@@ -50,7 +50,7 @@ Report = Callable[[str], None]
 
 
 def state_named(text: str) -> str:
-    """The state of `STATES` with this name; upper and lower case are the same. Raises RejectedError."""
+    """The state of `STATES` with this name, in any case of its letters. Raises RejectedError."""
     found = next((str(state) for state in STATES if state.lower() == text.lower()), None)
     if found is None:
         near = similar_names(text, map(str, STATES))

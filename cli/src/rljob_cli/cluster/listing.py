@@ -181,7 +181,7 @@ def _sort_key(column: str) -> Callable[[StoredJob], _Value]:
 
 
 def _comparable(key: Callable[[StoredJob], _Value]) -> Callable[[StoredJob], tuple[float, str]]:
-    """The key with numbers and strings in different places, because Python does not compare them."""
+    """A key that never compares a number with a string, which Python cannot do."""
 
     def compared(job: StoredJob) -> tuple[float, str]:
         value = key(job)
