@@ -60,7 +60,7 @@ class Client:
         job: RLJob | Mapping[str, object] | str | Path,
         *,
         name: str | None = None,
-        changes: Sequence[str] = (),
+        changes: str | Sequence[str] = (),
         dry_run: bool = False,
     ) -> Submission:
         """Creates the job. If a job of this name exists, changes its runPolicy, suspend, queue and priority; other
@@ -76,7 +76,7 @@ class Client:
             RejectedError: the job is invalid, with a list of the problems, or it exists with another spec.
         """
         try:
-            changed = (*map(read_change, changes), *([renamed(name)] if name is not None else []))
+            changed = (*map(read_change, _strings(changes)), *([renamed(name)] if name is not None else []))
             source = job_in_file(Path(job), changed) if isinstance(job, str | Path) else job_of_values(job, changed)
         except ContractError as error:
             problems = error.problems if isinstance(error, JobFileError) else ()
@@ -168,7 +168,7 @@ class Client:
         name: str,
         folder: str | Path,
         *,
-        only: Sequence[str] = (),
+        only: str | Sequence[str] = (),
         checkpoints: bool = False,
         logs: bool = False,
         image: str | None = None,
@@ -187,7 +187,7 @@ class Client:
             ResultsError: the pod does not start, the connection breaks again and again, or the folder cannot be used.
         """
         job = self._cluster.job(name)
-        chosen, target = selection_of(only, checkpoints=checkpoints, logs=logs), Path(folder)
+        chosen, target = selection_of(_strings(only), checkpoints=checkpoints, logs=logs), Path(folder)
         with results_copy(self._cluster, job, target, chosen, NoProgress(), image, self._clock) as copy:
             downloaded = copy.run()
         write_run_state(newest_state(self._cluster, job), target)
@@ -232,6 +232,11 @@ def _ignored(_: str, __: datetime) -> None:
 
 def _quiet(_: str) -> None:
     """Ignores messages about what is waited for."""
+
+
+def _strings(given: str | Sequence[str]) -> Sequence[str]:
+    """One string is not a sequence of its characters here."""
+    return [given] if isinstance(given, str) else given
 
 
 def _shown(job: StoredJob) -> object:
