@@ -70,6 +70,7 @@ def test_blocks_that_the_file_does_not_have_are_added_and_null_removes_a_field()
 def test_the_last_of_several_changes_of_a_field_counts() -> None:
     job = load_job_text_to_run(JOB, "job.yaml", [read_change("spec.training.steps=5"), renamed("other")])
     assert (job.spec.training.steps, job.metadata.name) == (5, "other")
+    assert load_job_text_to_run(JOB, "job.yaml", [renamed("null")]).metadata.name == "null"
     assert changed("spec.training.steps=5", "spec.training.steps=6").spec.training.steps == 6
 
 
@@ -100,6 +101,8 @@ def test_a_wrong_path_names_the_nearest_one(path: str, nearest: str) -> None:
         ("spec.pools[big].nodes=3", "spec.pools has no entry big; use one of: main, other"),
         ("spec.pools[7].nodes=3", "spec.pools has no entry 7"),
         ("spec.envFrom[0].prefix=A", "the file has no entries in spec.envFrom; set the whole list"),
+        ("spec.pools[0]=null", "spec.pools[0]: cannot be removed; set the whole list, as in 'spec.pools=[...]'"),
+        ("kind=Job", "kind: cannot be changed"),
         ("spec.training.rewards=[", "spec.training.rewards: "),
         ("spec.training.steps=many", 'spec.training.steps: must be a whole number (seen: "many")'),
         ("spec.training.steps=", 'spec.training.steps: must be a whole number (seen: "")'),

@@ -86,10 +86,22 @@ def test_an_invalid_job_is_rejected_with_its_problems(job_cluster: JobCluster, r
         client.submit(YAML(typ="safe", pure=True).load(file))
     texts = [str(problem) for problem in of_file.value.problems]
     assert sorted(str(of_values.value).splitlines()) == sorted(texts)
-    with pytest.raises(rljob_error("RejectedError"), match=r"^the job must consist of .*set"):
-        client.submit(VALUES | {"spec": {1, 2}})
-    with pytest.raises(rljob_error("RejectedError"), match=r"^--set: spec.training.stps: .*did you mean"):
-        client.submit(VALUES, changes=["spec.training.stps=1"])
+    deep: dict[str, object] = {}
+    for _ in range(10_000):
+        deep = {"a": deep}
+    others: list[tuple[object, str]] = [
+        (VALUES | {"spec": {1, 2}}, "set"),
+        (VALUES | {"spec": {None: 1}}, "the key None"),
+        (VALUES | {"spec": [{True: 1}]}, "the key True"),
+        (VALUES | {"spec": deep}, "recursion"),
+        (None, "NoneType"),
+    ]
+    for value, message in others:
+        with pytest.raises(rljob_error("RejectedError"), match=f"^the job must consist of .*{message}"):
+            client.submit(cast(Json, value))
+    for changes in (["spec.training.stps=1"], "spec.training.stps=1"):
+        with pytest.raises(rljob_error("RejectedError"), match=r"^--set: spec.training.stps: .*did you mean"):
+            client.submit(VALUES, changes=changes)
     client.submit(VALUES)
     with pytest.raises(rljob_error("RejectedError"), match=r"already exists with another spec") as other:
         client.submit(VALUES, changes=["spec.training.steps=9"])
@@ -213,6 +225,11 @@ def test_logs_are_lines(small: JobCluster, kubelet: StandInKubelet) -> None:
     assert list(client_of(small).logs("small")) == ["step 1 ü", "", "step 2"]
     with pytest.raises(rljob.RejectedError, match="previous: cannot be combined with attempt"):
         client_of(small).logs("small", previous=True, attempt=1)
+    for attempt in (0, -1, 2):
+        with pytest.raises(rljob.RejectedError, match=f"has had no attempt {attempt}"):
+            next(client_of(small).logs("small", attempt=attempt))
+    with pytest.raises(rljob.RejectedError, match="must be at least 0"):
+        next(client_of(small).logs("small", index=-1))
 
 
 def test_the_notebook_of_the_page_runs(

@@ -201,6 +201,11 @@ def test_a_watched_list_prints_rows_that_change(three: JobCluster) -> None:
         if is_terminal:
             assert ["NAME" in output.getvalue(), "Queued" in output.getvalue()] == [True, True]
         else:
-            rows = [line.split()[:2] for line in output.getvalue().splitlines()]
+            *lines, last = output.getvalue().splitlines()
+            rows = [line.split()[:2] for line in lines]
             assert rows == [["NAME", "PHASE"], ["a", "Running"], ["b", "New"], ["c", "Running"], ["b", "Queued"]]
+            assert last == f"RLJob {three.namespace}/a: was deleted, or has other labels now"
             assert notes.getvalue() == ""
+            nothing = JobList(connect(ClusterOptions(kubeconfig=three.kubeconfig)), selector="team=none")
+            assert watch_list(nothing, out, Console(file=notes), job_steering.Script([interrupt]).clock()) == 130
+            assert notes.getvalue() == f"no jobs in namespace {three.namespace} with labels team=none\n"

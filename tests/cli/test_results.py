@@ -113,7 +113,7 @@ def test_a_folder_with_other_files_is_left_alone(rljob: Rljob, pods: PodRunner, 
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "metrics.jsonl").write_text("of a run on this machine\n")
     code, _, errors = rljob("get-results", "small", str(tmp_path / "copy"))
-    assert (code, "has files of something else" in errors) == (2, True)
+    assert (code, "has files that do not belong to" in errors) == (2, True)
     assert (tmp_path / "copy" / "metrics.jsonl").read_text() == "of a run on this machine\n"
     assert pods.created == []
 
@@ -194,5 +194,5 @@ def test_the_client_copies_results(job: JobCluster, claim: Path, pods: PodRunner
         client.results("small", tmp_path / "copy", only=["weights"])
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    with pytest.raises(ResultsError, match="has files of something else"):
+    with pytest.raises(ResultsError, match="has files that do not belong to"):
         client.results("small", tmp_path / "other")

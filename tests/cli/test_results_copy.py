@@ -24,7 +24,7 @@ from rljob.results.download import Downloaded
 from rljob.results.pod import ResultsPod, manifest, pod_user
 from rljob.results.pod_start import wait_until_running
 from rljob.results.results_copy import NoProgress, ResultsCopy, results_copy
-from rljob.results.selection import DEFAULT_SELECTION
+from rljob.results.selection import DEFAULT_SELECTION, selection_of
 from rljob.results.volume import Placement
 from rljob.stored_job import StoredJob, stored_job
 from rljob_api.constants import ExitCode
@@ -211,6 +211,18 @@ def test_while_no_trainer_runs_a_watched_job_has_no_pod(tmp_path: Path, monkeypa
     output = console.file
     assert isinstance(output, io.StringIO)
     assert output.getvalue() == "not copied: run/samples.jsonl: Input/output error\n"
+
+
+def test_the_run_state_is_written_with_any_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, `rljob view` of the copy could not say how the run ended."""
+    written: list[Path] = []
+    copies = ResultsCopy(Downloaded, lambda: None)
+    monkeypatch.setattr(results, "results_copy", lambda *_: nullcontext(copies))
+    monkeypatch.setattr(results, "write_run_state", lambda _, folder: written.append(folder))
+    server = ApiServer({}, [job("uid", RUNNING)])
+    options = results.ResultsOptions(tmp_path, selection_of(["metrics"]))
+    assert results.get_results(cast(Cluster, server), "small", options, Console(file=io.StringIO()), Clock()) == 0
+    assert written == [tmp_path]
 
 
 def test_an_outage_of_ten_minutes_does_not_end_a_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,6 @@ def test_a_folder_is_not_a_starter_file(rljob: Rljob, folder: Path, name: str, a
     [
         ("init", "NAME"),
         ("plan", "--from-run", "NAME"),
-        ("view", "NAME"),
         ("logs", "job", "--storage", "NAME"),
         ("list", "--kubeconfig", "NAME"),
     ],

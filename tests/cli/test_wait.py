@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
 
-from rljob.cluster import ClusterOptions, connect
+from rljob.cluster import Cluster, ClusterOptions, connect
+from rljob.errors import ClusterUnreachableError
+from rljob.stored_job import StoredJob, stored_job
+from rljob.waiting import ended, wait
 from rljob_api.constants import ANNOTATION_RETRY
 from rljob_cli.cluster.steering import wait_for
 from rljob_testing.cli import job_statuses
@@ -135,3 +140,23 @@ def test_wrong_options_are_one_clear_error(rljob: Rljob, arguments: list[str], m
     assert (code, output) == (2, "")
     assert errors == Mentions("error:", message)
     assert errors.count("\n") == 1
+
+
+def test_an_outage_is_reported_once() -> None:
+    metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": SINCE}
+    new = stored_job({"metadata": metadata})
+    complete = stored_job({"metadata": metadata, "status": {"phase": "Complete", "result": job_statuses.COMPLETE}})
+    outage = ClusterUnreachableError("here", "refused")
+    answers: list[StoredJob | Exception] = [new, outage, outage, outage, new, complete]
+
+    def job(_: str) -> StoredJob:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    lines: list[str] = []
+    cluster = cast(Cluster, SimpleNamespace(job=job))
+    _, outcome = wait(cluster, new, ended, Script(()).clock(), lines.append)
+    assert outcome.error is None
+    assert lines == ["waiting: New", "no usable response from the API server (refused); retrying", "waiting: New"]

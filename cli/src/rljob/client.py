@@ -60,11 +60,11 @@ class Client:
         job: RLJob | Mapping[str, object] | str | Path,
         *,
         name: str | None = None,
-        changes: Sequence[str] = (),
+        changes: str | Sequence[str] = (),
         dry_run: bool = False,
     ) -> Submission:
-        """Creates the job, or changes the existing one with its name, of which only runPolicy, suspend, queue and
-        priority can change.
+        """Creates the job. If a job of this name exists, changes its runPolicy, suspend, queue and priority; other
+        changes are rejected.
 
         Args:
             job: The job, its wire form (as in a job file), or the path of a job file.
@@ -76,7 +76,7 @@ class Client:
             RejectedError: the job is invalid, with a list of the problems, or it exists with another spec.
         """
         try:
-            changed = (*map(read_change, changes), *([renamed(name)] if name is not None else []))
+            changed = (*map(read_change, _strings(changes)), *([renamed(name)] if name is not None else []))
             source = job_in_file(Path(job), changed) if isinstance(job, str | Path) else job_of_values(job, changed)
         except ContractError as error:
             problems = error.problems if isinstance(error, JobFileError) else ()
@@ -156,7 +156,7 @@ class Client:
             container: The container; None for the training in the head pod, and Ray in worker pods.
 
         Raises:
-            NoLogError: there is no log (yet), or it was deleted; then the message says where copies are.
+            NoLogError: there is no log (yet), or it was deleted; the message then says where a copy is.
         """
         if previous and attempt is not None:
             raise RejectedError("previous: cannot be combined with attempt; remove one of them")
@@ -168,13 +168,13 @@ class Client:
         name: str,
         folder: str | Path,
         *,
-        only: Sequence[str] = (),
+        only: str | Sequence[str] = (),
         checkpoints: bool = False,
         logs: bool = False,
         image: str | None = None,
     ) -> Downloaded:
-        """Copies results of a job into a folder, which then looks like that of a run on one machine. Files that are
-        there and have not changed are not copied again.
+        """Copies results of a job into a folder, which then looks like that of a run on one machine. Files that
+        were copied before and have not changed are not copied again.
 
         Args:
             only: Parts to copy, such as `model` or `metrics` (`selection.Part`); empty for all except checkpoints and
@@ -187,7 +187,7 @@ class Client:
             ResultsError: the pod does not start, the connection breaks again and again, or the folder cannot be used.
         """
         job = self._cluster.job(name)
-        chosen, target = selection_of(only, checkpoints=checkpoints, logs=logs), Path(folder)
+        chosen, target = selection_of(_strings(only), checkpoints=checkpoints, logs=logs), Path(folder)
         with results_copy(self._cluster, job, target, chosen, NoProgress(), image, self._clock) as copy:
             downloaded = copy.run()
         write_run_state(newest_state(self._cluster, job), target)
@@ -234,8 +234,13 @@ def _quiet(_: str) -> None:
     """Ignores messages about what is waited for."""
 
 
+def _strings(given: str | Sequence[str]) -> Sequence[str]:
+    """One string is not a sequence of its characters here."""
+    return [given] if isinstance(given, str) else given
+
+
 def _shown(job: StoredJob) -> object:
-    """What a change of the job is for users: its status, a request to suspend it, and its deletion."""
+    """The fields whose change `watch` yields: the status, a request to suspend the job, and its deletion."""
     return job.wire.get("status"), job.wants_suspend, job.metadata.deletion_timestamp
 
 

@@ -36,7 +36,7 @@ _PIECE_BYTES = 64 * 1024
 _MAX_PATCHES = 10
 """How often a change is tried at most, while the operator writes the status between reading and changing the job."""
 _PAGE_SIZE, _MAX_PAGES = 500, 4
-"""Objects in one response, and the number of responses with worker pods that are read of one namespace at most."""
+"""Objects in one response; and of worker pods at most so many responses are read per namespace."""
 _JSON = "application/json, */*"
 _ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Media type with which the API server leaves out spec and status: of a pod this is 90 %."""
@@ -173,7 +173,8 @@ class Cluster:
                 yield piece
 
     def request(self, method: str, path: str, query: Query = (), body: Mapping[str, object] | None = None) -> Json:
-        """Sends a request for objects that have no method here, such as pods of a user. Raises ObjectNotFoundError."""
+        """Sends a request for objects that have no method here, such as the pod of `rljob get-results`. Raises
+        ObjectNotFoundError."""
         return self._json(method, path, query, body)
 
     def websocket(self, path: str, query: Query) -> WebSocket:

@@ -34,7 +34,7 @@ class RejectedError(RLJobError):
 
 
 class NoLogError(RLJobError):
-    """There is no log (yet), or it was deleted with its pod; then the message says where copies are."""
+    """There is no log (yet), or it was deleted with its pod; the message then says where a copy is."""
 
 
 class ResultsError(RLJobError):
@@ -42,7 +42,7 @@ class ResultsError(RLJobError):
 
 
 class JobFinishedError(RLJobError):
-    """The job has finished, or was resumed, so it does not reach the state that was waited for."""
+    """The job does not reach the state that was waited for: it has finished, or somebody has resumed it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.APPLICATION)
@@ -56,7 +56,7 @@ class WaitTimeoutError(RLJobError, TimeoutError):
 
 
 class ClusterError(RLJobError):
-    """A cluster cannot be used."""
+    """A request to a cluster failed, or a cluster cannot be used."""
 
 
 class NotAllowedError(ClusterError):
@@ -64,7 +64,7 @@ class NotAllowedError(ClusterError):
 
 
 class ObjectNotFoundError(ClusterError):
-    """An object that a request names does not exist."""
+    """A Kubernetes object does not exist."""
 
 
 class ClusterUnreachableError(ClusterError):

@@ -38,17 +38,32 @@ def job_in_file(file: Path, changes: Sequence[Change] = ()) -> JobSource:
 
 def job_of_values(values: RLJob | Mapping[str, object], changes: Sequence[Change] = ()) -> JobSource:
     """A job that is given as an object or in its wire form, with changes. Raises RejectedError if it is not valid."""
-    wire = values.to_wire() if isinstance(values, RLJob) else dict(values)
     try:
+        wire = values.to_wire() if isinstance(values, RLJob) else dict(values)
+        _check_keys(wire)
         text = json.dumps(wire, ensure_ascii=False, allow_nan=False)
         return JobSource(load_job_text_to_run(text, "job", changes), text, "job", tuple(changes))
     except JobFileError as error:
         # Lines and columns would be those of the text above.
         problems = [replace(each, line=None, column=None) for each in error.problems]
         raise RejectedError("\n".join(map(_described, problems)), problems) from None
-    except (TypeError, ValueError) as error:
-        kinds = "mappings, lists, strings, finite numbers and booleans"
-        raise RejectedError(f"the job must consist of {kinds} ({error}); correct it") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        kinds = "mappings with strings as keys, lists, strings, finite numbers and booleans"
+        raise RejectedError(
+            f"the job must consist of {kinds} ({error}); remove the value that is none of these"
+        ) from None
+
+
+def _check_keys(value: object) -> None:
+    """Raises TypeError for a key that is no string: `json` would turn it into one."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"seen: the key {key!r}")
+            _check_keys(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _check_keys(entry)
 
 
 def _described(problem: Problem) -> str:

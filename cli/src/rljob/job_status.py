@@ -1,6 +1,6 @@
 """Reads a job's status: its conditions, how the job finished, and what it waits for.
 
-The result comes from the operator's record `status.result`, and only without it from the conditions.
+How the job finished is in `status.result`; if that is missing, in the conditions.
 
 See also: `job_state` derives more from the whole job.
 """

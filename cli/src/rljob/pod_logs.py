@@ -144,11 +144,13 @@ def _check_options(job: StoredJob, options: LogOptions) -> None:
     exist."""
     newest = newest_attempt(job)
     num_attempts = newest.number if newest else 0
-    if options.attempt is not None and options.attempt > num_attempts:
+    if options.attempt is not None and not 1 <= options.attempt <= num_attempts:
         advice = f"use a number from 1 to {num_attempts}" if num_attempts else "wait for the first attempt"
         raise RejectedError(
             f"{job.where}: has had no attempt {options.attempt} (seen: --attempt {options.attempt}); {advice}"
         )
+    if options.index < 0:
+        raise RejectedError(f"--index: must be at least 0 (seen: {options.index})")
     if options.pool is None:
         return
     pools = job.pool_sizes

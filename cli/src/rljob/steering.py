@@ -1,7 +1,8 @@
 """Suspends, resumes, stops, retries and deletes an existing job.
 
 `delete` deletes the job. The other functions change `spec.suspend` or an annotation of the job; this is a request that
-the operator applies. If the job is already in the requested state, or was already asked, they only say this.
+the operator applies. If the job is already in the requested state, or the same request is pending,
+nothing is sent, and the message says so.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def resume(cluster: Cluster, name: str, now: datetime) -> Request:  # noqa: ARG0
 
 
 def stop(cluster: Cluster, name: str, now: datetime) -> Request:
-    """Asks the operator to stop the job with a checkpoint, so that it becomes Failed. The requested state is reached
-    also if the job finishes in another way."""
+    """Asks the operator to stop the job with a checkpoint, so that it becomes Failed. Waiting ends also if the
+    job finishes in another way."""
     job = _job(cluster, name)
     end, will_be_retried = job.ending, is_to_be_retried(job)
     if end is not None and not will_be_retried:
@@ -220,5 +221,5 @@ def _what_a_retry_does(job: StoredJob) -> str:
 
 
 def _new_value(now: datetime) -> str:
-    """A value that no earlier request has. The operator records the value of the request that it has applied."""
+    """A value that no earlier request has: the operator applies each value once."""
     return now.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

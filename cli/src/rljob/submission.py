@@ -24,7 +24,7 @@ from rljob_api.v1alpha1.status import AttemptState
 from rljob_api.yaml_text import wire_path
 
 _ANY_UID = "00000000-0000-0000-0000-000000000000"
-"""Stands for the UID that the API server will choose, which has the same length."""
+"""Takes the place of the UID, which the API server has not chosen yet; only its length matters."""
 _MAX_DIFFERENCES = 8
 
 
@@ -116,8 +116,8 @@ def _update_existing(source: JobSource, cluster: Cluster, *, dry_run: bool) -> S
 
 
 def _label_changes(stored: StoredJob, job: RLJob) -> dict[str, str | None]:
-    """The labels for Kueue in the file that differ from those of the job, with their values; None for an empty one,
-    which removes the label. A label that the file does not name stays: an administrator may have set it."""
+    """The labels for Kueue in the file that differ from those of the job, with their values. None, for an empty value,
+    removes the label. A label that the file does not set stays: an administrator may have set it."""
     before, after = stored.metadata.labels, job.metadata.labels
     names = (QUEUE_LABEL, PRIORITY_CLASS_LABEL)
     return {
@@ -132,7 +132,7 @@ def _label_lines(stored: StoredJob, labels: Mapping[str, str | None]) -> Iterato
 
 
 def _when_labels_apply(stored: StoredJob, labels: Mapping[str, str | None], flags: str) -> str:
-    """When changed labels for Kueue take effect, which the operator copies to each new RayCluster. `stored`: the job
+    """When changed labels for Kueue take effect: the operator copies them only to new RayClusters. `stored`: the job
     before the change."""
     name, attempt, following = f"{stored.metadata.name}{flags}", attempt_under_way(stored), stored.status.next_attempt
     end, has_queue = stored.ending, QUEUE_LABEL not in labels and bool(stored.metadata.labels.get(QUEUE_LABEL))

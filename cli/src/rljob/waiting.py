@@ -50,7 +50,7 @@ Report = Callable[[str], None]
 
 
 def state_named(text: str) -> str:
-    """The state of `STATES` with this name; upper and lower case are the same. Raises RejectedError."""
+    """The state of `STATES` with this name, in any case of its letters. Raises RejectedError."""
     found = next((str(state) for state in STATES if state.lower() == text.lower()), None)
     if found is None:
         near = similar_names(text, map(str, STATES))
@@ -93,6 +93,12 @@ def wait(
     was seen last, and the outcome."""
     seen, began, reported = job, clock.now(), ""
 
+    def report_once(text: str) -> None:
+        nonlocal reported
+        if text != reported:
+            reported = text
+            report(text)
+
     def sleep(seconds: float) -> None:
         left = seconds if timeout_seconds is None else timeout_seconds - (clock.now() - began).total_seconds()
         if left <= 0:
@@ -100,16 +106,13 @@ def wait(
         clock.sleep(min(seconds, left))
 
     try:
-        for each in poll_job(cluster, job.name, Clock(clock.now, sleep), lambda text, _: report(text)):
+        for each in poll_job(cluster, job.name, Clock(clock.now, sleep), lambda text, _: report_once(text)):
             if each.metadata.uid != job.metadata.uid:
                 break
             seen, outcome = each, outcome_of(each)
             if outcome is not None:
                 return seen, outcome
-            text = f"waiting: {state_text(seen)}"
-            if text != reported:
-                reported = text
-                report(text)
+            report_once(f"waiting: {state_text(seen)}")
     except _TimeIsUp:
         waited = duration_text(timeout_seconds or 0)
         text = f"{job.where}: waited for {waited} ({state_text(seen)}); wait longer with --timeout"

@@ -1,6 +1,6 @@
 """Opens WebSockets of the API server: for programs in pods (`exec`), and for connections to their ports.
 
-The classes of `kubernetes.stream` are not used: they have no limits for time and for buffered bytes.
+Of `kubernetes.stream` only two functions are used: its classes have no timeout and no limit for buffered bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def open_websocket(api: ApiClient, path: str, query: Sequence[tuple[str, str]], 
 
 
 def _connected(configuration: Configuration, url: str, headers: dict[str, str]) -> WebSocket:
-    """Does what `kubernetes.stream.ws_client.create_websocket` does, but with a limit of time for this connection."""
+    """Does what `kubernetes.stream.ws_client.create_websocket` does, but with a timeout."""
     from kubernetes.stream.ws_client import get_websocket_url, websocket_proxycare
     from websocket import WebSocket
 

@@ -27,7 +27,7 @@ from rljob_cli.settings import forget_zero_columns, request_completion
 _PROGRAM = "rljob"
 _COMPLETION_OPTIONS = ("--install-completion", "--show-completion")
 _NO_FILES = ":4"
-"""The last line of completions for kubectl: file names are no completions (ShellCompDirectiveNoFileComp of cobra)."""
+"""The last line of completions for kubectl: no file names are completed (ShellCompDirectiveNoFileComp of cobra)."""
 
 
 @app.command("init")

@@ -35,7 +35,7 @@ _INVALID = "an option, the kubeconfig or the request is invalid"
 _OTHER_CODES = "3 there is no such job; 75 no response from the API server"
 _JOB_CODES = f"2 {_INVALID}; {_OTHER_CODES}"
 _WAIT = (
-    "0 the request was written (with --wait: {reached}); {ended}{codes}; 130 Ctrl-C. With several names: the largest of"
+    "0 the request was sent (with --wait: {reached}); {ended}{codes}; 130 Ctrl-C. With several names: the largest of"
     " their codes"
 )
 _WAIT_ENDED = "1 with --wait: the job has finished instead; "
@@ -254,7 +254,9 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod a
 Tail = Annotated[int | None, typer.Option(min=0, help="Number of lines from the end.", show_default="all")]
 Since = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help="Only lines of this last time, such as 10m or 1h30m.", show_default="all"),
+    typer.Option(
+        metavar="DURATION", help="Only lines that are not older than this, such as 10m or 1h30m.", show_default="all"
+    ),
 ]
 Previous = Annotated[bool, typer.Option("--previous", "-p", help="Print the log of the attempt before the newest one.")]
 AttemptNumber = Annotated[

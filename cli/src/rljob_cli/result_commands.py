@@ -46,8 +46,8 @@ def view_command(
 ) -> None:
     """Write one HTML page about a run: verdict, curves, responses and timeline.
 
-    If there is no folder RUN, the run is a job on the cluster: what the page needs is copied from there, as with
-    `rljob get-results`.
+    If there is no folder RUN, the run is a job on the cluster: the files that the page needs are copied first, as
+    `rljob get-results` does it.
     """
     from rljob_cli.local.view import ViewOptions, view
 
@@ -85,7 +85,8 @@ def get_results_command(
 ) -> None:
     """Copy the results of a job from the cluster, and write the page of the run.
 
-    Copies everything in the job's run folder except logs; checkpoints only with --checkpoints.
+    Copies everything in the job's run folder except logs; checkpoints only with --checkpoints. With --only, the page is
+    written only if `page` is one of the parts.
 
     A small pod in the job's namespace reads the job's claim, and is deleted at the end. The folder looks like that of
     `rljob run`. A copy that was stopped continues when the command runs again; files that have not changed are not

@@ -73,7 +73,11 @@ def apply_changes(document: Document, changes: Sequence[Change]) -> None:
         value = _value(change, kind)
         _forget(document, path)
         parent = _parent(document, path, change)
-        if change.value == _UNSET and isinstance(parent, dict):
+        # `null` is a valid name of a job.
+        if change.value == _UNSET and change.option == SET_OPTION:
+            if isinstance(parent, list):
+                where = wire_path(path[:-1])
+                raise _error(change, f"cannot be removed; set the whole list, as in '{where}=[...]'")
             parent.pop(str(path[-1]), None)
             continue
         if isinstance(parent, dict):
@@ -88,6 +92,8 @@ def _resolved(change: Change, document: Document) -> tuple[Path, object]:
     """The path with the indices of named entries, and the type of the value there."""
     parts = _parts(change)
     first = parts[0]
+    if parts in (["apiVersion"], ["kind"]):
+        raise _error(change, "cannot be changed; change the file")
     if first not in _ROOTS or len(parts) == 1:
         raise _unknown(change)
     kind: object = _ROOTS[first]

@@ -1,1 +1,1 @@
-"""Results of a job on a cluster: a pod of the user reads them from the job's claim, and they are copied from there."""
+"""Copies results of a job from its claim to this machine, through a pod that belongs to the user."""

@@ -36,13 +36,13 @@ FILES_PER_REQUEST = 500
 MAX_FAILURES = 8
 """How many connections in a row may break without a new byte before the copy gives up."""
 MAX_CHANGES = 5
-"""How often a file may change while it is read before it is left out."""
+"""How often a file that changes while it is read is read again, before it is left out."""
 MAX_LISTINGS = 3
 """How often the files are listed, if some were deleted or replaced after they had been listed."""
 _PIECE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_THE_DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EIO)
-"""Errors that are not about the name of one file."""
+"""Errors of the whole disk, not of the name of one file."""
 _TAKEN = (errno.EISDIR, errno.EEXIST, errno.ENOTDIR)
 """Errors about something else that has the name of a file or of one of its folders."""
 
@@ -80,7 +80,7 @@ class _Partial:
     """The bytes of one file that were received so far, on the disk."""
 
     def __init__(self, path: Path, target: Path, start: int) -> None:
-        """`start`: the first byte that is needed; before it, the file has a hole."""
+        """`start`: the first byte that is needed. The bytes before it are not copied (a sparse file)."""
         self._path = path
         self._target = target
         self._start = start
@@ -270,7 +270,7 @@ class Download:
                 if failures > MAX_FAILURES:
                     raise ResultsError(
                         f"the connection to the pod broke {failures} times in a row ({one_line(error)}); run the"
-                        " command again: it continues with the bytes that are there",
+                        " command again: it continues where it stopped",
                         ExitCode.INFRASTRUCTURE,
                     ) from error
                 self._progress.note(f"the connection broke ({one_line(error)}); connecting again")
@@ -295,7 +295,7 @@ class Download:
         for path in complete_checkpoints(files):
             target = local_path(path, self._folder)
             if target is None or not _can_exist(target):
-                result.problems.append(f"'{one_line(path)}': has a name that cannot be used here")
+                result.problems.append(f"'{one_line(path)}': this name is not possible here")
                 self._incomplete.add(manifest_of(path))
             elif is_withheld(path, self._incomplete):
                 if target.is_file() and not _is_same(target, files[path]):

@@ -47,7 +47,7 @@ IDLE_SECONDS = 120
 ACTIVE_SECONDS = 3600
 """The pod ends after this time in any case. A copy that takes longer continues with another pod."""
 _OLD = timedelta(minutes=40)
-"""A pod that has not started after this time is a left-over. A command waits less long for the start (`pod_start`)."""
+"""A pod that has not started after this time is a left-over: no command waits so long for the start (`pod_start`)."""
 _LATE_SECONDS = 1.0
 """Time for the API server to handle a request to create a pod, after the command has stopped waiting for it."""
 _DEFAULT_USER = 1000
@@ -57,7 +57,7 @@ _RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cp
 
 @dataclass(frozen=True)
 class PodUser:
-    """With what the pod runs."""
+    """The image and the user of the pod."""
 
     image: str
     pull_policy: str | None
@@ -89,7 +89,7 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
     storage = job.storage
     assert storage is not None, "the command rejects a job without storage"
     user = {} if runs_as.user is None else {"runAsUser": runs_as.user}
-    # `fsGroup` would change the group of all files; as a further group of the process it changes nothing.
+    # `fsGroup` would change the group of all files; a supplemental group changes no files.
     groups = {} if runs_as.user is None else {"supplementalGroups": [runs_as.user]}
     profile = {"seccompProfile": {"type": "RuntimeDefault"}}
     return {
@@ -113,7 +113,7 @@ def manifest(job: StoredJob, name: str, runs_as: PodUser, placement: Placement) 
             "restartPolicy": "Never",
             "activeDeadlineSeconds": ACTIVE_SECONDS,
             "terminationGracePeriodSeconds": 1,
-            # A login for the image's registry may be in the account.
+            # The account may have the pull secret of the image.
             **({"serviceAccountName": job.service_account} if job.service_account else {}),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -221,7 +221,8 @@ class ResultsPod:
         return found.status.phase == "Running" and found.metadata.deletion_timestamp is None
 
     def _delete_left_overs(self) -> None:
-        """Deletes pods of earlier commands for this job which have ended, or never started. Others may be in use."""
+        """Deletes pods of earlier commands for this job that have ended or never started. A running pod may belong
+        to another command."""
         selector = [("labelSelector", f"{LABEL_RESULTS_OF}={self._job.metadata.uid}")]
         items = self._cluster.request("GET", self._pods, selector).get("items")
         for pod in map(Pod.model_validate, items if isinstance(items, list) else []):

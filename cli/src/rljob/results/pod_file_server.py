@@ -13,8 +13,8 @@ output: lines of JSON, some of which are followed by bytes of a file.
     -> {"failed": "run/b", "reason": "Permission denied"}         for what cannot be read
     -> {"end": true, "ignored": ["run/link"], "num_ignored": 1}   links and devices
 
-    {"read": [["run/a.log", 3, "SHA-256 of bytes 1 and 2", 1]]}   read files from byte 1; the caller has 3 bytes
-    -> {"begin": 5, "offset": 3, "mtime_ns": 17...}          5 bytes in total; `offset` is 1 if bytes 1 and 2 differ
+    {"read": [["run/a.log", 3, "SHA-256 of bytes 1 and 2", 1]]}   read a file from byte 1; the caller has bytes 1 and 2
+    -> {"begin": 5, "offset": 3, "mtime_ns": 17...}          the file has 5 bytes; `offset` is 1 if bytes 1 and 2 differ
     -> {"data": 2} and 2 bytes                               repeated
     -> {"end": "SHA-256 of bytes 1 to 4"}
     or {"failed": "reason", "kind": "changed"}               instead; the kind is `changed` (while it was read),
@@ -37,8 +37,8 @@ PIECE_BYTES = 1 << 20
 REPORT_SECONDS = 2.0
 """After this time without output, the program writes a `wait` line, so that the caller knows that it is alive."""
 IDLE_SECONDS = 300
-"""`serve` is killed after this time without a request, and if nobody reads its output for so long: the connection of a
-machine that has disappeared may stay open for hours."""
+"""`serve` exits after this time without a request, and if nobody reads its output for so long. Otherwise the connection
+of a machine that has disappeared could stay open for hours."""
 MAX_FILES = 200_000
 MAX_IGNORED_LISTED = 10
 
@@ -112,7 +112,7 @@ def list_files(root: str, folders: list[str], skip: set[str], output: Output) ->
 
 
 def open_file(root: str, path: str) -> int:
-    """Opens a regular file. A link anywhere in the path is an error, also if it replaced a folder a moment ago."""
+    """Opens a regular file. A link anywhere in the path is an error, also if it has just replaced a folder."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     *parents, name = path.split("/")
     try:
@@ -131,7 +131,7 @@ def open_file(root: str, path: str) -> int:
 
 
 def hash_bytes(file: int, start: int, end: int, output: Output) -> hashlib._Hash:
-    """The hash object of the bytes from `start` to `end`; the file's position is then behind them."""
+    """The hash object of the bytes from `start` to `end`; the position in the file is then `end`."""
     digest = hashlib.sha256()
     os.lseek(file, start, os.SEEK_SET)
     while start < end:
@@ -182,7 +182,7 @@ def read_files(root: str, requests: list[tuple[str, int, str, int]], output: Out
         try:
             send_file(file, offset, known_digest, start, output)
         except OSError as error:
-            # Also the output may have failed; then this fails, too, and the program ends.
+            # If writing the output has failed, this fails, too, and the program ends.
             output.line({"failed": error.strerror or str(error), "kind": "error"})
         finally:
             os.close(file)

@@ -94,8 +94,8 @@ def _events(cluster: Cluster, namespace: str, pod: str) -> Sequence[Event]:
 
 
 def _pull(events: Sequence[Event]) -> Event | None:
-    """The event about a pull of the image that has not ended; None if there is none. Times of the kubelet's events are
-    whole seconds, unlike those of the scheduler; so only its own events can be compared."""
+    """The event about a pull of the image that has not ended; None if there is none. Only the kubelet's
+    events are compared: their times are whole seconds, unlike those of the scheduler."""
     own = [event for event in events if event.reason in (_PULL_BEGINS, *_PULL_ENDS)]
     begun = [event for event in own if event.reason == _PULL_BEGINS]
     if not begun or any(event.reason in _PULL_ENDS and event.seen >= begun[-1].seen for event in own):

@@ -1,4 +1,4 @@
-"""Copies results of a job into a folder: the pod, the connection, and the folder."""
+"""Copies results of a job: starts the pod, locks the local folder, copies the files, and deletes the pod."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rljob.stored_job import StoredJob
 from rljob_api.constants import RUN_STATE_FILE_NAME
 
 LOCK_SECONDS = 1.0
-"""Between two tries to copy into a folder into which another process copies."""
+"""Between two attempts to lock a folder that another process has locked."""
 
 
 class NoProgress:
@@ -40,12 +40,12 @@ class NoProgress:
 
 @dataclass(frozen=True)
 class ResultsCopy:
-    """Copies of the results of one job into one folder."""
+    """A copy of the results of one job into one folder, which can run several times."""
 
     run: Callable[[], Downloaded]
     """Copies what is new. Raises RLJobError."""
     release: Callable[[], None]
-    """Deletes the pod, which keeps the volume on its node; the next copy needs another one."""
+    """Deletes the pod, because a running pod keeps the volume on its node. The next copy creates another one."""
 
 
 @contextmanager
@@ -110,8 +110,8 @@ def newest_state(cluster: Cluster, job: StoredJob) -> StoredJob:
 
 @contextmanager
 def _claimed(folder: Path, job: StoredJob, note: Callable[[str], None], clock: Clock) -> Iterator[None]:
-    """Writes the file that names the job, and locks it: only one process at a time copies into the folder. A folder in
-    which nothing else is at the end is removed.
+    """Writes the file that names the job, and locks it: only one process at a time copies into the folder. If nothing
+    was copied, the folder is removed.
 
     Raises:
         ResultsError: the folder has other files, or cannot be written.
@@ -133,7 +133,7 @@ def _claimed(folder: Path, job: StoredJob, note: Callable[[str], None], clock: C
             _check_folder(folder, job)
             if marker.read_bytes() != _owner(job):
                 marker.write_bytes(_owner(job))
-            # The time of the last use.
+            # `rljob view` deletes copies that were not used for a week, by this time.
             os.utime(marker)
         yield
     finally:
@@ -176,7 +176,7 @@ def _check_folder(folder: Path, job: StoredJob) -> None:
     owner = marker.read_bytes() if marker.is_file() else b""
     if owner != _owner(job) and (owner or any(entry.name != MARKER_FILE for entry in folder.iterdir())):
         raise ResultsError(
-            f"{folder}: has files of something else than {job.where}, such as those of an earlier job of this name;"
+            f"{folder}: has files that do not belong to {job.where}, such as those of an earlier job of this name;"
             " choose an empty or a new folder"
         )
 

@@ -48,7 +48,7 @@ def run_state_of_status(job: StoredJob) -> Json | None:
         "attempt": attempt.number,
         "phase": phase.value,
         "progress": status.progress.to_wire(),
-        # Nobody writes while the job waits for its pods; then the status itself is the newest.
+        # While the job waits for its pods, no trainer writes; that is no reason to call it silent.
         "writtenAt": _now() if phase is RunPhase.STARTING else _written_at(attempt, status.progress.updated_at),
         **{name: value for name, value in optional.items() if value is not None},
     }
@@ -59,8 +59,8 @@ def _now() -> str:
 
 
 def _written_at(attempt: Attempt, progressed_at: str) -> str:
-    """When the trainer last reported something. The progress may be that of the attempt before, which is no reason to
-    call a trainer silent that has just started."""
+    """When the trainer last reported something. The progress may be that of the attempt before; then
+    the start of the new trainer counts."""
     times = (progressed_at, attempt.running_since, attempt.run_state_at)
     return max((time for time in times if time is not None), key=moment)
 

@@ -26,8 +26,8 @@ MARKER_FILE = ".rljob-results.json"
 PARTIAL_FOLDER = ".partial"
 """Folder in the local folder for files that are not complete yet."""
 _NEVER = (RUN_STATE_FILE_NAME, "view.html")
-"""Never copied, and neither are names that begin with a point, such as `.lock`: the command writes these files itself.
-A page that the job's own code has written must not take the place of ours."""
+"""Never copied, like names that begin with a point, such as `.lock`: the command writes these files itself. It must not
+show a page that the job's own code has written."""
 _MANIFEST = "manifest.json"
 """A checkpoint without this file is not complete."""
 _STARTS = f"{CHECKPOINT_FOLDER}/starts/"
@@ -68,7 +68,8 @@ class Selection:
     """Empty: everything except `without`."""
     without: frozenset[Part] = frozenset({Part.LOGS, Part.CHECKPOINTS})
     tail_bytes: int | None = None
-    """Only so many bytes of the end of the samples are needed; before them, the copy has a hole. None for all bytes."""
+    """Only so many bytes of the end of the samples are needed; the copy lacks the bytes before them (a sparse file).
+    None for all bytes."""
 
     @property
     def has_page(self) -> bool:
@@ -133,9 +134,9 @@ def selection_of(only: Collection[str], *, checkpoints: bool = False, logs: bool
 
 
 def complete_checkpoints(paths: Collection[str]) -> list[str]:
-    """The paths in the order in which they are copied, without files of checkpoints that are not complete: those
-    without a manifest. Manifests come last, so that a checkpoint that was copied in part does not look complete. The
-    lists of the starts come first: without them, checkpoints that a later start does not accept would look valid."""
+    """The paths without files of checkpoints that have no manifest, in an order in which a copy that is stopped never
+    looks complete: the lists of the starts first, because without them checkpoints that a later start does not accept
+    would look valid, and the manifests last."""
     given = set(paths)
     kept = [
         path
@@ -176,10 +177,10 @@ def local_path(path: str, folder: Path) -> Path | None:
     # On Windows, `name` of a path drops what is before a backslash or a colon.
     if any(name in ("", ".", "..") or "\0" in name or Path(name).name != name for name in names):
         return None
-    # Some file systems treat upper and lower case as the same.
+    # Some file systems treat upper and lower case as the same; so `.PARTIAL` is rejected, too.
     if names[0].casefold() in (MARKER_FILE, PARTIAL_FOLDER):
         return None
-    # It would be mixed with the job's checkpoints.
+    # `run/` becomes the folder itself, so this would be mixed with the job's checkpoints.
     if top == RUN_FOLDER and names[0].casefold() == CHECKPOINT_FOLDER:
         return None
     return folder.joinpath(*names)

@@ -1,1 +1,1 @@
-"""The commands for jobs on a Kubernetes cluster. They print what `rljob` does; only `rljob.cluster` sends requests."""
+"""The commands for jobs on a Kubernetes cluster. Most of them print what `rljob` returns."""

@@ -43,7 +43,7 @@ class _Head:
     name: str
     uid: str
     secret_prefix: str
-    """How the name of the Secret with the token begins, as the operator makes it."""
+    """How the operator begins the name of the Secret with the token."""
 
 
 def show_dashboard(cluster: Cluster, name: str, port: int | None, console: Console, clock: Clock | None = None) -> int:
@@ -128,8 +128,8 @@ def _require_head(cluster: Cluster, job: StoredJob) -> _Head:
 
 
 def _head(cluster: Cluster, job: StoredJob) -> _Head | None:
-    """The running head pod of the newest attempt; None if there is none. A pod with the labels of a head pod may be
-    anybody's, so it must belong to the attempt's RayCluster."""
+    """The running head pod of the newest attempt; None if there is none. Whoever may create
+    pods can give them these labels, so the pod must belong to the attempt's RayCluster."""
     newest = newest_attempt(job)
     if newest is None:
         return None

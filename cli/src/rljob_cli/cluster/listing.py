@@ -108,12 +108,20 @@ def watch_list(jobs: JobList, out: Console, notes: Console, clock: Clock | None 
 
 def _watch_rows(jobs: JobList, out: Console, notes: Console, clock: Clock) -> None:
     printed: dict[str, list[str]] = {}
+    former: dict[str, StoredJob] | None = None
     has_head = False
     for found, note in _polled(jobs, clock):
         if note is not None:
             notes.print(Text(note), soft_wrap=True)
             continue
         rows = {job.metadata.uid: job for job in found}
+        if former is None and not rows:
+            notes.print(Text(jobs.none_text), soft_wrap=True)
+        for uid, job in (former or {}).items():
+            if uid not in rows:
+                end = "was deleted" + (", or has other labels now" if jobs.selector else "")
+                out.print(Text(f"{job.where}: {end}"), soft_wrap=True)
+        former = rows
         # The age changes without an event.
         cells = {uid: [*_cells(job, clock.now(), wide=jobs.is_wide).values()][:-1] for uid, job in rows.items()}
         changed = [rows[uid] for uid in rows if printed.get(uid) != cells[uid]]
@@ -181,7 +189,7 @@ def _sort_key(column: str) -> Callable[[StoredJob], _Value]:
 
 
 def _comparable(key: Callable[[StoredJob], _Value]) -> Callable[[StoredJob], tuple[float, str]]:
-    """The key with numbers and strings in different places, because Python does not compare them."""
+    """A key that never compares a number with a string, which Python cannot do."""
 
     def compared(job: StoredJob) -> tuple[float, str]:
         value = key(job)

@@ -28,7 +28,7 @@ from rljob_cli.local.view import page_after_run
 from rljob_cli.settings import view_folder
 
 DEFAULT_FOLDER = Path("results")
-"""Results of a job go into the folder of this folder that has the job's name."""
+"""Results of a job go to `results/NAME`."""
 UNUSED_SECONDS = 7 * 24 * 3600.0
 """A copy for `rljob view` that was not used for so long is removed."""
 
@@ -59,11 +59,11 @@ def get_results(
         with _copying(cluster, job, folder, options, console, clock) as copy:
             downloaded = copy.run()
             _print_summary(downloaded, folder, console)
+        write_run_state(newest_state(cluster, job), folder)
         if options.selection.has_page:
-            write_run_state(newest_state(cluster, job), folder)
             console.print(Text(page_after_run(folder)), soft_wrap=True)
     except KeyboardInterrupt:
-        console.print(Text("stopped; run the command again: it continues with the bytes that are there"))
+        console.print(Text("stopped; run the command again: it continues where it stopped"))
         return ExitCode.INTERRUPTED
     return ExitCode.APPLICATION if downloaded.problems else 0
 
@@ -134,7 +134,7 @@ def _is_written(job: StoredJob) -> bool:
 
 
 def _remove_unused(now: datetime) -> None:
-    """Removes the copies that no `rljob view` has used for long."""
+    """Removes the copies that `rljob view` has not used for a week."""
     for marker in view_folder().glob(f"*/*/{MARKER_FILE}"):
         with suppress(OSError):
             if now.timestamp() - marker.stat().st_mtime > UNUSED_SECONDS:
@@ -142,7 +142,7 @@ def _remove_unused(now: datetime) -> None:
 
 
 class _Newest:
-    """The newest state of a job; the one before while the API server does not respond."""
+    """The newest state of a job; the last known one while the API server does not respond."""
 
     def __init__(self, cluster: Cluster, job: StoredJob, clock: Clock) -> None:
         self._cluster = cluster
