@@ -152,6 +152,8 @@ def test_the_timeline_names_idle_time_and_can_be_enlarged(browser: Browser, show
     assert [browser.texts(times)[0], browser.texts(times)[-1]] == ["30 ms", "70 ms"]
     browser.press("#timelines button[aria-label='later']", "\ue007")
     assert browser.texts(times)[-1] == "90 ms"
+    browser.run("for (let i = 0; i < 60; i++) document.querySelector(\"#timelines [aria-label='zoom in']\").click()")
+    assert len(browser.texts(times)) in range(1, 20)
     assert "kv cache" in browser.texts("#memories .legend")[0]
     assert "peak since the boundary before" in browser.texts("#memories .legend")[0]
 
@@ -207,6 +209,16 @@ def test_text_of_a_model_or_user_never_runs_as_script(browser: Browser, show: Sh
     assert "⟨202E⟩gnp.exe⟨2066⟩ א" in shown
     assert "� � end" in shown
     assert "tag⟨E0041⟩ soft⟨00AD⟩ 😀" in shown
+
+
+def test_a_long_name_of_a_metric_does_not_widen_the_page(browser: Browser, tmp_path: Path) -> None:
+    folder = RunRecord().write(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 30, "eval/{"m" * 150}": 1.0}}\n')
+    browser.emulate(400)
+    browser.open(write_page(read_files(folder)).path)
+    assert "m" * 150 in browser.texts(".facts")[0]
+    assert browser.run("return document.documentElement.scrollWidth") == 400
 
 
 def test_two_runs_share_the_axes(browser: Browser, show: Show, tmp_path: Path) -> None:

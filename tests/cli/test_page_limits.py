@@ -107,6 +107,13 @@ def test_text_in_the_document_cannot_end_its_script() -> None:
     assert json.loads(script_json([text])) == [text]
 
 
+def test_a_timeline_without_duration_is_left_out(tmp_path: Path) -> None:
+    process = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "controller"}}
+    document: Json = {"traceEvents": [process, {"ph": "X", "pid": 1, "tid": 1, "name": "a", "ts": 0, "dur": 0}]}
+    write_page(read_files(RunRecord(timelines={"newest": document}).write(tmp_path / "run")))
+    assert document_of(tmp_path / "run" / "view.html")["timelines"] == {}
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -119,6 +119,7 @@ def test_other_folders_and_unwritable_pages_are_one_clear_error(tmp_path: Path, 
         ([str(folder), "--against", "x" * 300], "cannot be read (File name too long)"),
         ([str(folder), "--output", str(tmp_path / "none" / "view.html")], "cannot be written (No such file"),
         ([str(folder), "--json", str(tmp_path / "empty")], "cannot be written (Is a directory)"),
+        ([str(folder), "--json", str(folder / "metrics.jsonl")], "is a file of the run; name another file"),
         ([str(folder), "--output", "."], "cannot be written (Is a directory)"),
         ([str(folder), "--json", "/"], "cannot be written (Is a directory)"),
     ):

@@ -27,7 +27,7 @@ from rljob_api.standard_streams import printable
 from rljob_page.errors import PageError
 from rljob_page.page_data import OtherRun, PageContent, page_content
 from rljob_page.replaced_file import replace_file
-from rljob_page.run_files import Json, RunFiles
+from rljob_page.run_files import FILE_NAMES, Json, RunFiles
 from rljob_page.small_page import MAX_PAGE_BYTES, fit, script_json
 
 PAGE_FILE_NAME = "view.html"
@@ -75,11 +75,14 @@ def write_page(
     files: RunFiles, options: PageOptions | None = None, now: datetime | None = None, max_bytes: int = MAX_PAGE_BYTES
 ) -> WrittenPage:
     """Writes the page of a run; a page that exists is replaced atomically (`replace_file`). Raises PageError if it
-    cannot be written.
+    cannot be written, or would replace a file of the run.
 
     Example: `write_page(read_files(Path("runs/x")))`
     """
     options = options or PageOptions()
+    for file in (options.output, options.json_file):
+        if file is not None and file.name in FILE_NAMES and file.parent.resolve() == files.folder.resolve():
+            raise PageError(f"{file}: is a file of the run; name another file with --output or --json")
     has_paths = options.output is None
     content = page_content(files, options.other, options.advice, now, has_paths=has_paths)
     is_active = content.verdict.is_active if options.is_active is None else options.is_active

@@ -30,6 +30,15 @@ METRICS_FILE_NAME = "metrics.jsonl"
 SAMPLES_FILE_NAME = "samples.jsonl"
 ATTEMPTS_FILE_NAME = "attempts.jsonl"
 LOCK_FILE_NAME = ".lock"
+FILE_NAMES = (
+    RESOLVED_JOB_FILE_NAME,
+    JOB_FILE_NAME,
+    RUN_STATE_FILE_NAME,
+    METRICS_FILE_NAME,
+    SAMPLES_FILE_NAME,
+    ATTEMPTS_FILE_NAME,
+    LOCK_FILE_NAME,
+)
 TOKENS_FOLDER_NAME, TIMELINES_FOLDER_NAME = "tokens", "timelines"
 MAX_SAMPLES = 5000
 """The newest samples of a run that are read."""

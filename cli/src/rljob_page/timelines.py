@@ -52,7 +52,7 @@ class Timeline:
 
 
 def read_timeline(document: Json) -> Timeline | None:
-    """Reads a timeline in the Trace Event Format; None if the document has no process with spans. Events that cannot be
+    """Reads a timeline in the Trace Event Format; None if no process has a span that takes time. Events that cannot be
     read are skipped."""
     entries = document.get("traceEvents")
     events = [event for event in entries if isinstance(event, dict)] if isinstance(entries, list) else []
@@ -63,9 +63,9 @@ def read_timeline(document: Json) -> Timeline | None:
             names[pid] = str(arguments.get("name", ""))
     shown = list(names)[:MAX_PROCESSES]
     spans = {pid: list(_spans(event for event in events if event.get("pid") == pid)) for pid in shown}
-    if not any(spans.values()):
+    end = max((begin + length for found in spans.values() for _, _, begin, length in found), default=0.0)
+    if end <= 0:
         return None
-    end = max(begin + length for found in spans.values() for _, _, begin, length in found)
     processes = []
     for pid in shown:
         process = Process(names[pid], memory=list(_memory(event for event in events if event.get("pid") == pid)))

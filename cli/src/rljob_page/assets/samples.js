@@ -1,5 +1,5 @@
 // A histogram of scores; the groups with a score in the chosen bar; the responses of the chosen group side by side.
-const KINDS = { train: "training", eval_greedy: "evaluation, greedy", eval_sampled: "evaluation, sampled" };
+const KINDS = { __proto__: null, train: "training", eval_greedy: "evaluation, greedy", eval_sampled: "evaluation, sampled" };
 const MAX_BARS = 12;
 const MAX_GROUPS = 400;
 

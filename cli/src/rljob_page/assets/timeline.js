@@ -42,6 +42,8 @@ function showTimeline(place, controls, timeline, list) {
     place.append(idleTable(timeline));
   };
   const zoom = (factor) => {
+    // In a shorter part, the times of the ticks would be equal.
+    if ((to - from) * factor < timeline.milliseconds / 1e6) return;
     const [middle, half] = [(from + to) / 2, Math.min(timeline.milliseconds, (to - from) * factor) / 2];
     move(middle - half, 2 * half);
   };

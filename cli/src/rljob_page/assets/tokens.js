@@ -91,7 +91,7 @@ function showConversations() {
 
 function showTokens(place, conversation, step, mode) {
   const tokens = conversation.tokens;
-  const fullAdvantage = Math.max(0, ...tokens.advantage.filter((value) => value !== null).map(Math.abs));
+  const fullAdvantage = tokens.advantage.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
   const text = element("div", { class: "token-text", tabindex: 0, role: "textbox", "aria-readonly": "true", "aria-multiline": "true", "aria-label": "Tokens; the arrow keys choose one" });
   const detail = element("p", { class: "detail", "aria-live": "polite" }, "Point at a token, or choose one with the arrow keys.");
   const spans = tokens.text.map((each, index) => {
