@@ -34,7 +34,7 @@ from rljob_operator.log import about
 from rljob_operator.manifests.access import network_policy
 from rljob_operator.manifests.naming import attempt_in_name
 from rljob_operator.manifests.ownership import JobIdentity
-from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
+from rljob_operator.manifests.ray_submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import (
     Dashboard,
@@ -85,8 +85,8 @@ class EffectExecutor:
         self._policy_applied_at: dict[str, float] = {}
         """When an ApplyNetworkPolicy effect was last due (monotonic seconds), by the cluster's UID."""
         self._alarm_posted_at: dict[tuple[str, str], float] = {}
-        """When an event about an alarm was posted (monotonic seconds), by the job's UID and the alarm; without those
-        before `ALARM_EVENT_SECONDS`."""
+        """When an event about an alarm was posted (monotonic seconds), by the job's UID and the alarm. Entries older
+        than `ALARM_EVENT_SECONDS` are removed."""
 
     async def write_status(self, job: JobObject, decision: Decision) -> str:
         """Writes the decision's status if it differs from the job's. Returns the resource version of the job with the
