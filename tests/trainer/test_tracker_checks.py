@@ -69,7 +69,7 @@ def test_wandb_needs_a_key_unless_it_is_offline(home: Path) -> None:
         refuse_unusable_trackers([WANDB], {"WANDB_BASE_URL": "https://wandb.example"})
 
 
-def test_an_mlflow_server_that_needs_a_user_is_found_out(home: Path) -> None:
+def test_a_missing_mlflow_user_is_detected(home: Path) -> None:
     with answering_server(401) as address:
         with pytest.raises(ConfigurationError) as caught:
             refuse_unusable_trackers([mlflow(address)], {})
