@@ -35,7 +35,7 @@ _INVALID = "an option, the kubeconfig or the request is invalid"
 _OTHER_CODES = "3 there is no such job; 75 no response from the API server"
 _JOB_CODES = f"2 {_INVALID}; {_OTHER_CODES}"
 _WAIT = (
-    "0 the request was written (with --wait: {reached}); {ended}{codes}; 130 Ctrl-C. With several names: the largest of"
+    "0 the request was sent (with --wait: {reached}); {ended}{codes}; 130 Ctrl-C. With several names: the largest of"
     " their codes"
 )
 _WAIT_ENDED = "1 with --wait: the job has finished instead; "
@@ -184,7 +184,7 @@ SortBy = Annotated[
     typer.Option(metavar="COLUMN", help="Sort by a column, such as age or reward; -reward for descending order."),
 ]
 WatchList = Annotated[bool, typer.Option("--watch", "-w", help="Show changes until Ctrl-C.")]
-WaitFor = Annotated[str, typer.Option("--for", metavar="STATE", help="The state to wait for, in any letter case.")]
+WaitFor = Annotated[str, typer.Option("--for", metavar="STATE", help="The state to wait for (case-insensitive).")]
 Timeout = Annotated[
     str | None,
     typer.Option(
@@ -285,7 +285,7 @@ Storage = Annotated[
 ]
 
 
-def pass_on(context: typer.Context, given: Mapping[str, object]) -> None:
+def apply_global_options(context: typer.Context, given: Mapping[str, object]) -> None:
     """Makes options before the command (`rljob -n team list`) the defaults of the command's own options. Exits with a
     usage error if the command does not have them."""
     chosen = {name: value for name, value in given.items() if value is not None}
