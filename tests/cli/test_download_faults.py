@@ -79,7 +79,7 @@ def test_a_file_that_becomes_a_folder_and_the_opposite_are_copied(pod: Pod, clai
     assert (pod.folder / "y").is_file()
 
 
-def test_the_pod_says_what_it_cannot_read(
+def test_what_the_pod_cannot_read_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """The tests may run as root, which can read everything."""
@@ -106,7 +106,7 @@ def test_the_pod_says_what_it_cannot_read(
     }
 
 
-def test_what_the_pod_cannot_read_is_a_problem(pod: Pod) -> None:
+def test_what_the_pod_cannot_read_makes_the_copy_incomplete(pod: Pod) -> None:
     """The model may be missing in such a copy, so it is not complete."""
     lines: list[dict[str, object]] = [
         {"failed": "run/export", "reason": "Permission denied"},
@@ -191,7 +191,7 @@ def test_a_pod_that_sends_paths_outside_of_the_folder_is_not_followed(pod: Pod) 
         {"data": 1},
     ],
 )
-def test_an_answer_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Pod, line: dict[str, object]) -> None:
+def test_a_response_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Pod, line: dict[str, object]) -> None:
     connections: list[ScriptedConnection] = []
 
     def connect() -> ScriptedConnection:

@@ -61,7 +61,7 @@ def test_the_verdict_names_the_state_and_its_number(record: RunRecord, expected:
     assert verdict(record.write(tmp_path / "run")).title.startswith(expected)
 
 
-def test_a_run_without_news_for_long_makes_no_progress(tmp_path: Path) -> None:
+def test_a_run_that_writes_nothing_for_long_makes_no_progress(tmp_path: Path) -> None:
     folder = RunRecord(**RUNNING).write(tmp_path / "run")
     assert verdict(folder, minutes_later=4).title.startswith("Running at step 12")
     silent = verdict(folder, minutes_later=6)
