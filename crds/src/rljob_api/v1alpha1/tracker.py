@@ -28,7 +28,7 @@ class WandbTracker(WireModel):
 
     project: ShortText = "rljob"
     entity: ShortText | None = None
-    """Team or user; that of WANDB_API_KEY when unset.
+    """Team or user; when unset, WANDB_API_KEY's owner.
 
     For a server of your own, set the variable WANDB_BASE_URL."""
     mode: WandbMode = WandbMode.ONLINE
