@@ -114,7 +114,7 @@ def test_what_the_api_server_rejects_has_its_fields(job_cluster: JobCluster) -> 
     assert [problem.path for problem in rejected.value.problems] == ["metadata.annotations"]
 
 
-def test_errors_have_the_words_of_the_command_line(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_errors_have_the_messages_of_the_command_line(job_cluster: JobCluster, rljob: Rljob) -> None:
     client = client_of(job_cluster)
     client.submit(VALUES)
     for arguments, call, name in (
@@ -204,7 +204,7 @@ def test_wait_returns_the_job_in_the_state(small: JobCluster) -> None:
         client.wait("small", "Deleted")
 
 
-def test_a_job_is_steered(small: JobCluster) -> None:
+def test_a_job_is_suspended_resumed_stopped_and_deleted(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     suspended = operator_writes(small, phase="Suspended", suspendedAt=job_statuses.SINCE)
     client = client_of(small, suspended, lambda: small.write_status("small", {"observedGeneration": 3}))

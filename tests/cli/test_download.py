@@ -128,7 +128,7 @@ def test_a_file_that_was_truncated_and_grew_again_is_copied_as_it_is_now(pod: Po
     assert (pod.folder / "metrics.jsonl").read_bytes() == b'{"step": 9, "reward": 1.0}\n'
 
 
-def test_of_a_checkpoint_that_is_deleted_meanwhile_no_manifest_is_left(pod: Pod, claim: Path) -> None:
+def test_a_checkpoint_that_is_deleted_during_the_copy_leaves_no_manifest(pod: Pod, claim: Path) -> None:
     def delete(connection: int) -> None:
         if connection == 1:
             (claim / "checkpoints/step-1/weights.safetensors").unlink()
@@ -140,7 +140,7 @@ def test_of_a_checkpoint_that_is_deleted_meanwhile_no_manifest_is_left(pod: Pod,
     assert result.problems == [expected]
 
 
-def test_a_file_that_is_deleted_meanwhile_is_no_fault(pod: Pod, claim: Path) -> None:
+def test_a_file_that_is_deleted_during_the_copy_is_no_error(pod: Pod, claim: Path) -> None:
     """Such as a temporary file of a running job. A file that is listed again is."""
     (claim / "run/metrics.jsonl.tmp").touch()
 
@@ -156,7 +156,7 @@ def test_a_file_that_is_deleted_meanwhile_is_no_fault(pod: Pod, claim: Path) -> 
     assert result.num_unchanged == 0
 
 
-def test_of_the_samples_for_the_page_only_the_end_is_copied(pod: Pod, claim: Path) -> None:
+def test_only_the_end_of_the_samples_is_copied_for_the_page(pod: Pod, claim: Path) -> None:
     """The copy has a hole, so the end is where it is in the claim."""
     assert FOR_PAGE.tail_bytes == run_files._MAX_SAMPLES_BYTES
     selection = replace(FOR_PAGE, tail_bytes=100_000)

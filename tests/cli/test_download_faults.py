@@ -84,7 +84,7 @@ def test_what_is_here_with_the_name_of_a_folder_or_file_of_the_job_is_kept(pod: 
     assert "metrics.jsonl" in names(pod.folder)
 
 
-def test_the_pod_says_what_it_cannot_read(
+def test_what_the_pod_cannot_read_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """The tests may run as root, which can read everything."""
@@ -111,7 +111,7 @@ def test_the_pod_says_what_it_cannot_read(
     }
 
 
-def test_what_the_pod_cannot_read_is_a_problem(pod: Pod) -> None:
+def test_what_the_pod_cannot_read_makes_the_copy_incomplete(pod: Pod) -> None:
     """The model may be missing in such a copy, so it is not complete."""
     lines: list[dict[str, object]] = [
         {"failed": "run/export", "reason": "Permission denied"},
@@ -229,7 +229,7 @@ def test_a_pod_that_sends_paths_outside_of_the_folder_is_not_followed(pod: Pod) 
         {"data": 1},
     ],
 )
-def test_an_answer_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Pod, line: dict[str, object]) -> None:
+def test_a_response_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: Pod, line: dict[str, object]) -> None:
     connections: list[ScriptedConnection] = []
 
     def connect() -> ScriptedConnection:

@@ -1,5 +1,5 @@
-"""What surrounds a copy of results: its folder, and the creation and deletion of its pod. The copy itself and the API
-server are stand-ins."""
+"""Preparing and cleaning up a copy of results: the lock of its folder, and the creation and deletion of its pod. The
+copy itself and the API server are stand-ins."""
 
 from __future__ import annotations
 

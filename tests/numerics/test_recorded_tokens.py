@@ -112,7 +112,7 @@ def recorded(
     ],
     ids=["one update", "two updates", "small micro-batches", "rejected tokens", "first of two updates"],
 )
-def test_the_log_ratios_are_those_of_the_metrics(
+def test_the_logprob_differences_are_those_of_the_metrics(
     tmp_path: Path, context: WorkerContext, replay: replays.Replay
 ) -> None:
     found = recorded(tmp_path, context, replay)

@@ -14,7 +14,7 @@ from rljob_operator.errors import SettingsError
 from rljob_operator.manifests.access import derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.naming import attempt_in_name, cluster_name, companion_name, submission_id
 from rljob_operator.manifests.ownership import JobIdentity, Manifest
-from rljob_operator.manifests.submission import submission
+from rljob_operator.manifests.ray_submission import submission
 from rljob_operator.settings import JobNetworkPolicy
 from rljob_testing.operator import inputs
 

@@ -13,7 +13,7 @@ import pytest
 from rljob_api.constants import run_state_file_name
 from rljob_api.contract_documents import dump_run_state
 from rljob_operator.manifests.pod_environment import FORBIDDEN_VARIABLES
-from rljob_operator.manifests.submission import submission as manifest_of_submission
+from rljob_operator.manifests.ray_submission import submission as manifest_of_submission
 from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
 from rljob_testing.operator import inputs, ray_polling

@@ -120,7 +120,7 @@ def test_the_health_is_unknown_before_the_first_step(state: RunState) -> None:
     assert found == ("Unknown", "Starting", "the trainer has not completed a step")
 
 
-def test_an_older_image_takes_back_what_a_newer_one_has_reported() -> None:
+def test_alarms_are_cleared_when_the_job_continues_with_a_trainer_without_alarms() -> None:
     decision, _ = after(inputs.run_state(alarms=(alarm(),)), inputs.run_state(alarms=None))
     assert decision.status.alarms == ()
     assert (inputs.condition_of(decision.status, HEALTHY) or ())[:2] == ("Unknown", "NotReported")

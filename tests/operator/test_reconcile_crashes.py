@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.status import AttemptState, RLJobStatus
-from rljob_operator.controller.reconcile_loop import without_explanations
+from rljob_operator.controller.reconcile_loop import without_informational_fields
 from rljob_operator.reconcile.decision import Decision, SubmitRayJob
 from rljob_operator.reconcile.observed import EffectFailure
 from rljob_operator.reconcile.reconcile import reconcile
@@ -201,7 +201,9 @@ class Operator:
         if decision.status != status:
             if not self.store.write(decision.status, version):
                 return
-            self.num_deciding_writes += without_explanations(decision.status) != without_explanations(status)
+            self.num_deciding_writes += without_informational_fields(decision.status) != without_informational_fields(
+                status
+            )
         yield
         for effect in decision.effects:
             failed = self.world.execute(effect, name)

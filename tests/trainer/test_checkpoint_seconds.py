@@ -14,7 +14,7 @@ from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import list_checkpoint_folders, read_manifest
 from rljob_trainer.controller.checkpointing import Checkpointing, state_of
-from rljob_trainer.controller.run_files import RunOutput
+from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
 from rljob_trainer.trackers.trackers import Trackers

@@ -16,7 +16,7 @@ from rljob_testing.training.training_runs import RecordedTokens
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.rollout import Rollout
-from rljob_trainer.controller.run_files import RunOutput
+from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.token_recorder import chosen_ids, recorded_responses
 from rljob_trainer.datasets.prompts import PromptRow

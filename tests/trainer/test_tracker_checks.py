@@ -107,7 +107,7 @@ def test_a_file_without_a_readable_key_has_none(home: Path, content: bytes) -> N
             refuse_unusable_trackers([WANDB], environment)
 
 
-def test_an_mlflow_server_that_needs_a_user_is_found_out(home: Path) -> None:
+def test_a_missing_mlflow_user_is_detected(home: Path) -> None:
     with answering_server(401) as address:
         with pytest.raises(ConfigurationError) as caught:
             refuse_unusable_trackers([mlflow(address)], {})

@@ -31,7 +31,7 @@ from rljob_trainer.trackers.messages import (
     SampleTable,
     encode,
 )
-from rljob_trainer.trackers.tracker_program import pass_on
+from rljob_trainer.trackers.tracker_program import forward_messages
 
 SAMPLE = Sample(2, SampleKind.GREEDY, 7, "1+1=", "2" * 5000, "2", 1.0, {"a": 0.5, "b": None}, outcome="COMPLETED")
 
@@ -213,8 +213,8 @@ def test_a_folder_that_cannot_be_written_is_no_server_that_does_not_respond(tmp_
 class RecordedRun:
     """A run in a tracker that accepts no page. Keeps the names of the calls."""
 
-    def __init__(self, *, is_page_last: bool) -> None:
-        self.is_page_last = is_page_last
+    def __init__(self, *, stores_page_after_end: bool) -> None:
+        self.stores_page_after_end = stores_page_after_end
         self.calls: list[str] = []
 
     def log_metrics(self, row: MetricsRow) -> None:
@@ -236,10 +236,10 @@ class RecordedRun:
         self.calls.append(f"end with {exit_code}")
 
 
-@pytest.mark.parametrize("is_page_last", [False, True])
-@pytest.mark.parametrize("end", [End(75, has_page=True), End(130, has_page=False), None])
+@pytest.mark.parametrize("stores_page_after_end", [False, True])
+@pytest.mark.parametrize("end", [End(75, sends_page=True), End(130, sends_page=False), None])
 def test_the_page_is_made_once_and_only_if_there_is_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: End | None, is_page_last: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: End | None, stores_page_after_end: bool
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "critic/rewards/mean": 0.5}\n')
     messages: list[Message] = [
@@ -248,12 +248,12 @@ def test_the_page_is_made_once_and_only_if_there_is_time(
         MetricsRow(2, 0.0, {}),
         *([end] if end else []),
     ]
-    run = RecordedRun(is_page_last=is_page_last)
-    pass_on(map(encode, messages), run, begin(tmp_path, 1, None, {"type": "MLflow"}))
-    has_page, ended = end is not None and end.has_page, f"end with {end.exit_code if end else 1}"
-    ending = ([ended, "page"] if is_page_last else ["page", ended]) if has_page else [ended]
+    run = RecordedRun(stores_page_after_end=stores_page_after_end)
+    forward_messages(map(encode, messages), run, begin(tmp_path, 1, None, {"type": "MLflow"}))
+    sends_page, ended = end is not None and end.sends_page, f"end with {end.exit_code if end else 1}"
+    ending = ([ended, "page"] if stores_page_after_end else ["page", ended]) if sends_page else [ended]
     assert run.calls == ["metrics of step 1", "samples of step 1", "metrics of step 2", *ending]
-    assert ("its page may be incomplete: no space left" in capsys.readouterr().out) is has_page
+    assert ("its page may be incomplete: no space left" in capsys.readouterr().out) is sends_page
 
 
 @pytest.mark.usefixtures("mlflow_variables")

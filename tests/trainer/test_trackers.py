@@ -38,7 +38,7 @@ from rljob_trainer.trackers.tracker_process import TrackerProcess
 from rljob_trainer.trackers.trackers import Trackers
 
 SILENT = "rljob_testing.training.silent_tracker"
-END = End(0, has_page=True)
+END = End(0, sends_page=True)
 
 
 class LogLines:
@@ -62,7 +62,7 @@ MESSAGES: list[Message] = [
     Begin(RunFacts("j", None, "id", 2, "/run", "/run/state", 4, "kind: RLJob\n"), Tracker(type=TrackerType.MLFLOW)),
     MetricsRow(3, 12.5, {"a/b": 1.5, "c": -2.0}),
     SampleTable("samples", 3, ["prompt", "score"], [["unpaired \ud800", None]]),
-    End(75, has_page=True),
+    End(75, sends_page=True),
 ]
 
 
@@ -73,7 +73,7 @@ def test_a_message_is_one_line_and_arrives_unchanged(message: Message) -> None:
     assert decode(line) == message
 
 
-def test_values_of_secret_variables_and_passwords_in_addresses_are_hidden() -> None:
+def test_values_of_secret_variables_and_passwords_in_addresses_are_redacted() -> None:
     hidden = Redaction({"MLFLOW_TRACKING_PASSWORD": "longpass", "WANDB_API_KEY": "longpassword", "HOME": "/home/me"})
     text = "longpassword of longpass at https://user:word@host/path in /home/me, a@b"
     assert hidden(text) == "*** of *** at https://***@host/path in /home/me, a@b"

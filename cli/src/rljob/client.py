@@ -1,4 +1,4 @@
-"""The Python client: what the commands of `rljob` for a cluster do, as methods."""
+"""The Python client: a method for every command for a cluster, except `explain`, `dashboard` and `view`."""
 
 from __future__ import annotations
 

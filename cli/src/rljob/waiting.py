@@ -55,7 +55,7 @@ def state_named(text: str) -> str:
     if found is None:
         near = similar_names(text, map(str, STATES))
         advice = f"did you mean {near[0]}?" if near else f"use one of {', '.join(STATES)}"
-        raise RejectedError(f"cannot wait for {text!r}, which is no state or condition of a job; {advice}")
+        raise RejectedError(f"cannot wait for {text!r}: unknown state; {advice}")
     return found
 
 

@@ -50,4 +50,6 @@ def every_command(
     ] = False,
 ) -> None:
     """Run reinforcement-learning post-training jobs from one file, on this machine or on a Kubernetes cluster."""
-    arguments.pass_on(context_of_command, {"context": context, "namespace": namespace, "kubeconfig": kubeconfig})
+    arguments.apply_global_options(
+        context_of_command, {"context": context, "namespace": namespace, "kubeconfig": kubeconfig}
+    )

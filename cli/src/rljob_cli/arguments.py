@@ -184,7 +184,7 @@ SortBy = Annotated[
     typer.Option(metavar="COLUMN", help="Sort by a column, such as age or reward; -reward for descending order."),
 ]
 WatchList = Annotated[bool, typer.Option("--watch", "-w", help="Show changes until Ctrl-C.")]
-WaitFor = Annotated[str, typer.Option("--for", metavar="STATE", help="The state to wait for, in any letter case.")]
+WaitFor = Annotated[str, typer.Option("--for", metavar="STATE", help="The state to wait for (case-insensitive).")]
 Timeout = Annotated[
     str | None,
     typer.Option(
@@ -287,7 +287,7 @@ Storage = Annotated[
 ]
 
 
-def pass_on(context: typer.Context, given: Mapping[str, object]) -> None:
+def apply_global_options(context: typer.Context, given: Mapping[str, object]) -> None:
     """Makes options before the command (`rljob -n team list`) the defaults of the command's own options. Exits with a
     usage error if the command does not have them."""
     chosen = {name: value for name, value in given.items() if value is not None}

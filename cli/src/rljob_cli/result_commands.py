@@ -44,7 +44,7 @@ def view_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Write one HTML page about a run: verdict, curves, responses and timeline.
+    """Write one HTML page about a run: verdict, curves, responses, tokens, timeline, memory and job.
 
     If there is no folder RUN, the run is a job on the cluster: the files that the page needs are copied first, as
     `rljob get-results` does it.

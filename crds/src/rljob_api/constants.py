@@ -72,7 +72,7 @@ LABEL_JOB = "rljob.dev/job"
 LABEL_JOB_UID = "rljob.dev/job-uid"
 LABEL_ATTEMPT = "rljob.dev/attempt"
 LABEL_RESULTS_OF = "rljob.dev/results-of"
-"""Label of a pod of a user that reads the results of a job: the job's UID. Such a pod has no other label of the job, so
+"""Label of the pod of `rljob get-results`: the job's UID. Such a pod has no other label of the job, so
 that it does not count as a pod of an attempt."""
 LABEL_POOL = "rljob.dev/pool"
 """Label of worker pods: the pool's name."""

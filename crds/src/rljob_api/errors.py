@@ -28,7 +28,7 @@ class Problem:
     """The option of the command line that has set the value, such as `--set`; empty for a value of the file."""
 
     def located(self, source: str) -> str:
-        """The problem after its place: the option, or line and column in the file `source`."""
+        """The problem with its location in front: the option, or line and column in the file `source`."""
         return f"{self.option}: {self}" if self.option else f"{source}:{self.line or 1}:{self.column or 1}: {self}"
 
     def __str__(self) -> str:

@@ -142,8 +142,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 " reach a service. Usual is 0 %."
             ),
             advice=(
-                "Read the first failure of each kind in `logs/` of the run folder, and fix the reward or the service."
-                " Above `training.maxFailureRate` the run ends."
+                "Read the first failure of each kind in `logs/` of the run folder (on a cluster: `rljob get-results"
+                " NAME --only logs`), and fix the reward or the service. Above `training.maxFailureRate` the run ends."
             ),
         ),
         Reason.RESPONSES_EXCLUDED: Explanation(
@@ -152,8 +152,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 " than a quarter of `training.maxFailureRate`, so these were excluded. Usual is 0 %."
             ),
             advice=(
-                "Read the logs of the workers and of the environment in `logs/` of the run folder, and fix the cause."
-                " The metrics `outcome/...` show how responses ended."
+                "Read the logs of the workers and of the environment in `logs/` of the run folder (on a cluster: `rljob"
+                " get-results NAME --only logs`), and fix the cause. The metrics `outcome/...` show how responses"
+                " ended."
             ),
         ),
         Reason.HIGH_GRADIENT_NORM: Explanation(
@@ -168,8 +169,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.HIGH_KL: Explanation(
             means=(
-                "In several steps the KL divergence of policy and reference was far above its usual range in this run:"
-                " the policy moves away from the original model quickly."
+                "In several steps the KL divergence of policy and reference was above 1 nat per token, and far above"
+                " its earlier values: the policy moves away from the original model quickly."
             ),
             advice=(
                 "Reduce `optimizer.learningRate` or increase `algorithm.kl.coefficient`, and read responses in"
@@ -178,8 +179,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.ROLLOUT_MISMATCH: Explanation(
             means=(
-                "The log-probabilities of the rollout engine and of the trainer differ more than is usual with the same"
-                " weights (on average 1e-3 nats in Float32, 0.05 in BFloat16), so training is off-policy."
+                "The log-probabilities of the rollout engine and of the trainer differ by more than 1e-3 nats (Float32)"
+                " or 0.05 nats (BFloat16) on average, although both use the same weights, so training is off-policy."
             ),
             advice=(
                 "To find the cause try, one at a time, `rollout.compile: Never`, `model.dtype: Float32` and"

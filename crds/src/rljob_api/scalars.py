@@ -42,7 +42,7 @@ _IMAGE = (
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@[a-z0-9]+([.+_-][a-z0-9]+)*:[0-9a-fA-F]{32,})?$"
 )
 URL_WITHOUT_USER = r"^[^@]+$"
-"""URLs and paths without `@`, which stands behind the user and the password of a URL."""
+"""URLs and paths without `@`, so without user and password."""
 PATTERN_MESSAGES = {
     QUANTITY_PATTERN: (
         "must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi, and not negative",

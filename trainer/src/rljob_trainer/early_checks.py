@@ -22,7 +22,7 @@ def refuse_missing(
 ) -> None:
     """Raises ConfigurationError for the first file, folder, module or program of the job that is missing, or for
     missing credentials of a tracker. Does not import the user's code. `environment`: the variables of this process.
-    `runs_workers_here`: whether the same programs are installed for workers as here."""
+    `runs_workers_here`: whether workers have the programs that are installed here."""
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):

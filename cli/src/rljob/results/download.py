@@ -173,7 +173,7 @@ class _Counted:
         self._listed, self._of_file = listed_bytes, 0
 
     def begin(self, there: int, size: int) -> None:
-        """The file has another size than was planned, and some bytes are there already."""
+        """Adapts the totals to the size that the file has now, and counts the bytes that are there already."""
         if size != self._listed:
             self._num_bytes += size - self._listed
             self._listed = size
@@ -187,7 +187,7 @@ class _Counted:
         self._advance(num_bytes)
 
     def discard(self) -> None:
-        """The bytes of the file were deleted, or will be found and counted again."""
+        """Subtracts the bytes of the file, because they were deleted, or will be counted again."""
         self._advance(-self._of_file)
 
     def _advance(self, num_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """`rljob dashboard`: makes Ray's dashboard of a job available on this machine.
 
-Each connection to the local port becomes one WebSocket (`portforward`) to the head pod. A connection that breaks
-affects only itself: the browser opens the next one. When the job continues in another pod, the same port leads there.
+Finds the head pod, and the token of its dashboard. `rljob.port_forwarding` makes the connections. When the job
+continues in another pod, the same port leads there.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from rljob_api.names import similar_names
 from rljob_api.standard_streams import write_utf8
 from rljob_cli.arguments import ListFormat, OutputFormat
 from rljob_cli.errors import CliError
-from rljob_cli.plain_text import table
+from rljob_cli.table import table
 
 _POLL_SECONDS = 5.0
 

@@ -25,7 +25,7 @@ from rljob.stored_job import StoredJob
 from rljob_api.conditions import ConditionType
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, NextAttempt
-from rljob_cli.plain_text import table
+from rljob_cli.table import table
 
 _STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}
 _STYLES_WHEN_TRUE = {

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from rljob_cli.plain_text import table
 from rljob_cli.plan.text import number
+from rljob_cli.table import table
 from rljob_planner.advice.comparison import STEP, ComparedTime
 from rljob_planner.advice.tuning import Advice, RunReport
 from rljob_planner.kv_cache import GIB

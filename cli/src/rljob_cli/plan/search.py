@@ -12,7 +12,6 @@ from rich.text import Text
 from rljob.differences import differences
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import read_yaml
-from rljob_cli.plain_text import table
 from rljob_cli.plan.text import (
     PlanHead,
     head_lines,
@@ -24,6 +23,7 @@ from rljob_cli.plan.text import (
     seconds_cells,
     wrapped,
 )
+from rljob_cli.table import table
 from rljob_planner.clusters import PRODUCT_LABEL
 from rljob_planner.job_memory import known_gpus
 from rljob_planner.kv_cache import GIB

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from rljob.plain_text import duration_text
-from rljob_cli.plain_text import table
 from rljob_cli.plan.gpus import PoolGpus
 from rljob_cli.plan.models import FoundShape
+from rljob_cli.table import table
 from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.proposals import Proposal
 from rljob_planner.plan import Plan

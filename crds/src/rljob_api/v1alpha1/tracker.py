@@ -17,7 +17,7 @@ class TrackerType(StrEnum):
 
 
 class WandbMode(StrEnum):
-    """Offline: files in `wandb/` of the run folder, for `wandb sync`."""
+    """Online: sends to the server. Offline: files for `wandb sync`."""
 
     ONLINE = "Online"
     OFFLINE = "Offline"
@@ -28,9 +28,9 @@ class WandbTracker(WireModel):
 
     project: ShortText = "rljob"
     entity: ShortText | None = None
-    """Team or user; that of WANDB_API_KEY when unset.
+    """Team or user; when unset, WANDB_API_KEY's owner.
 
-    The address of a server of your own is in the variable WANDB_BASE_URL."""
+    For a server of your own, set the variable WANDB_BASE_URL."""
     mode: WandbMode = WandbMode.ONLINE
 
 
@@ -40,7 +40,7 @@ class MlflowTracker(WireModel):
     tracking_uri: UrlWithoutUser | None = None
     """When unset: MLFLOW_TRACKING_URI, or `mlruns/` of the run folder.
 
-    A user and a password are in the variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    For a user and a password, set the variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
     experiment: ShortText = "rljob"
 
 

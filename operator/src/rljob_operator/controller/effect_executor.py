@@ -34,7 +34,7 @@ from rljob_operator.log import about
 from rljob_operator.manifests.access import network_policy
 from rljob_operator.manifests.naming import attempt_in_name
 from rljob_operator.manifests.ownership import JobIdentity
-from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
+from rljob_operator.manifests.ray_submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import (
     Dashboard,
@@ -85,8 +85,8 @@ class EffectExecutor:
         self._policy_applied_at: dict[str, float] = {}
         """When an ApplyNetworkPolicy effect was last due (monotonic seconds), by the cluster's UID."""
         self._alarm_posted_at: dict[tuple[str, str], float] = {}
-        """When an event about an alarm was posted (monotonic seconds), by the job's UID and the alarm; without those
-        before `ALARM_EVENT_SECONDS`."""
+        """When an event about an alarm was posted (monotonic seconds), by the job's UID and the alarm. Entries older
+        than `ALARM_EVENT_SECONDS` are removed."""
 
     async def write_status(self, job: JobObject, decision: Decision) -> str:
         """Writes the decision's status if it differs from the job's. Returns the resource version of the job with the
@@ -147,7 +147,7 @@ class EffectExecutor:
         """Posts the events, except those about an alarm that have a recent one. Events only inform users: if one cannot
         be posted, this is logged and not retried."""
         for event in events:
-            if self._has_recent_event(event, job):
+            if not self._claim_event(event, job):
                 continue
             try:
                 await self._objects.create(EVENTS, job.namespace, self._event(event, job))
@@ -156,15 +156,15 @@ class EffectExecutor:
                     "event %s was not posted: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}")
                 )
 
-    def _has_recent_event(self, event: EventRecord, job: JobIdentity) -> bool:
-        """Whether the event is about an alarm, and the job had one about the same alarm a short time ago. If it had
-        none, notes that it has one now."""
+    def _claim_event(self, event: EventRecord, job: JobIdentity) -> bool:
+        """Returns False if the event is about an alarm, and the job had one about the same alarm in the last
+        `ALARM_EVENT_SECONDS`. Otherwise records that it has one now."""
         if event.reason not in ALARMS and event.reason != Reason.OTHER_ALARM:
-            return False
+            return True
         now, key = self._clock.monotonic(), (job.uid, event.reason)
         posted = {each: at for each, at in self._alarm_posted_at.items() if now < at + ALARM_EVENT_SECONDS}
         self._alarm_posted_at = {key: now} | posted
-        return key in posted
+        return key not in posted
 
     async def _carry_out(self, effect: Effect, observation: Observation, job_version: str) -> EffectFailure | None:
         kind, job = effect.kind, observation.observed.job

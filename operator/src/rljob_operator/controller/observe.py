@@ -31,7 +31,7 @@ from rljob_operator.kube.pod_problems import (
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.manifests.access import derived_token, key_id
 from rljob_operator.manifests.naming import submission_id
-from rljob_operator.manifests.submission import stacks_submission_id
+from rljob_operator.manifests.ray_submission import stacks_submission_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
 from rljob_operator.ray.run_watcher import RunWatcher

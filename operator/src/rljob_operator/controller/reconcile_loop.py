@@ -234,7 +234,7 @@ class ReconcileLoop:
         memory, now = self._memories[key], self._clock.monotonic()
         if before == after:
             return False
-        if without_explanations(before) != without_explanations(after):
+        if without_informational_fields(before) != without_informational_fields(after):
             if before.progress != after.progress:
                 # This write also has the newest progress, such as one that reports a checkpoint.
                 memory.explained_at = now
@@ -367,9 +367,9 @@ def _num_attempts(status: RLJobStatus) -> int:
     return status.attempts[-1].number if status.attempts else 0
 
 
-def without_explanations(status: RLJobStatus) -> RLJobStatus:
-    """The status without what changes all the time and decides nothing: numbers of the progress, messages, alarms, and
-    when an attempt made progress. That there is a first progress is no explanation."""
+def without_informational_fields(status: RLJobStatus) -> RLJobStatus:
+    """The status without fields that only inform people and change often: numbers of the progress, messages, alarms,
+    and when an attempt made progress. Whether there is any progress is kept."""
     conditions = tuple(
         each.model_copy(update={"message": ""})
         for each in status.conditions

@@ -293,9 +293,8 @@ class Relist:
 
 
 def _alarms_of(job: JsonObject) -> set[str]:
-    """The alarms of a job that trains: one that waits or has finished keeps its alarms, but nobody needs to act. Those
-    that this operator does not know are one, because trainers are not trusted, and each alarm is a label of a
-    metric."""
+    """The alarms of a job that trains: one that waits or has finished keeps its alarms, but nobody needs to act.
+    Unknown alarms count as OtherAlarm: trainers are not trusted, and each name would become a label of a metric."""
     found = at(job, "status", "alarms")
     if not isinstance(found, list) or text_at(job, "status", "phase") != "Running":
         return set()

@@ -104,7 +104,7 @@ def _seconds_to_growth(draft: StatusDraft, policy: RunPolicy) -> float | None:
 
 
 def record_pods(draft: StatusDraft, spec: RLJobSpec, defaults: Defaults) -> None:
-    """Records with what the pods of a new attempt run, unless it reuses a cluster. `rljob` starts a pod with the same
+    """Records image and user of a new attempt's pods, unless it reuses a cluster. `rljob` starts a pod with the same
     image and user, which are otherwise known only from the operator's settings."""
     image = spec.image or defaults.trainer_image
     if image is not None and draft.attempt.cluster_uid is None:

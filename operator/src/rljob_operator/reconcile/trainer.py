@@ -235,8 +235,8 @@ def _newest_state(draft: StatusDraft, observed: Observed) -> RunState | None:
 
 
 def _report_alarms(draft: StatusDraft, state: RunState | None) -> None:
-    """Sets TrainingHealthy and copies the alarms. Until the trainer of another attempt has resumed the training, they
-    stay as they are: it goes on from a checkpoint, and reads the metrics of the steps before."""
+    """Sets TrainingHealthy and copies the alarms. In a new attempt, the old alarms stay until its trainer has resumed
+    or completed a step."""
     kind = ConditionType.TRAINING_HEALTHY
     if state is None or not _has_alarms_to_report(state):
         if not draft.has(kind):
@@ -254,7 +254,7 @@ def _report_alarms(draft: StatusDraft, state: RunState | None) -> None:
 
 
 def _has_alarms_to_report(state: RunState) -> bool:
-    """Whether the trainer has trained, so that it reports its alarms. A trainer that fails while it starts may have the
+    """Whether the run state says something about alarms. A trainer that fails while it starts may have the
     step of the checkpoint from which it would resume, and no alarms."""
     has_ended_early = state.phase in (RunPhase.FAILED, RunPhase.STOPPED) and state.alarms is None
     return state.phase is not RunPhase.STARTING and state.progress.step > 0 and not has_ended_early

@@ -1,4 +1,4 @@
-"""The alarms of a training: what the metrics of a step say about each, and which values are usual.
+"""The rules of the alarms: which metrics each one reads, its limit, and its message.
 
 A rule reads nothing but the metrics of the steps, in order. So a resumed run that reads `metrics.jsonl` again computes
 the same as an uninterrupted one. `alarms` decides from several steps whether an alarm is raised.
@@ -46,7 +46,7 @@ from rljob_trainer.workers.reward import policy_for
 WINDOW = NUM_STEPS
 """Number of steps that an alarm looks at: those over which `training.maxFailureRate` counts."""
 USUAL_FAILURES = 0.25
-"""Largest usual fraction of failed responses, as a fraction of `training.maxFailureRate`, which ends the run."""
+"""Limit of failed responses, relative to `training.maxFailureRate`, above which the run ends."""
 MIN_FAILING_STEPS = 2
 """Failures are unusual only if this many of the last `WINDOW` steps have some."""
 USUAL_TRUNCATED = 0.5
@@ -74,7 +74,7 @@ HISTORY = 100
 training that changes slowly."""
 USUAL_KL = 1.0
 """A KL per token up to this value, in nats, is usual however small it was before: it begins at 0 and grows while the
-policy learns. The small models of examples/ reach 0.3."""
+policy learns."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Observation:
     """What a step says about an alarm."""
 
     value: float | None
-    """The number that the rule observes; None if it is not finite."""
+    """The value of the metric; None if it is not finite."""
     problem: str = ""
-    """The number, what is usual, and what to do; empty if the number is usual."""
+    """The message: the value, its limit, and what to do; empty if the value is usual."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Rule:
     """An alarm of a run."""
 
     reason: Reason
-    num_steps: int
-    """The alarm is raised if the number is unusual in this many of the last `WINDOW` steps that have it. More steps for
-    numbers that a healthy run may have for a while."""
+    min_unusual_steps: int
+    """The alarm is raised if the metric is unusual in this many of the last `WINDOW` steps that have a value. Larger
+    for metrics that a healthy run may exceed for some steps."""
     observe: Callable[[Metrics], Observation | None]
-    """Called with the metrics of each step, in order; None if the step does not have the number."""
+    """Called with the metrics of each step, in order. None if the step has no value."""
 
 
 def rules_of(spec: RLJobSpec) -> tuple[Rule, ...]:
@@ -125,8 +125,9 @@ class Failures:
         self.fractions: deque[float] = deque(maxlen=WINDOW)
 
     def observe(self, fraction: float, problem: Callable[[str], str]) -> Observation:
-        """Counts a step in which `fraction` of the responses failed. `problem`: returns the message for a text with the
-        fraction over all steps that count. Steps without failures are usual, so one odd step raises no alarm."""
+        """Counts a step in which `fraction` of the responses failed. `problem`: makes the message from a text such as
+        `3 % of the responses of the last 10 steps (...)`. Steps without failures are usual, so one unusual step raises
+        no alarm."""
         self.fractions.append(fraction)
         mean = sum(self.fractions) / len(self.fractions)
         num_failing = sum(each > 0 for each in self.fractions)
@@ -222,7 +223,7 @@ def tokens_rejected(metrics: Metrics, spec: RLJobSpec) -> Observation | None:
         return Observation(fraction)
     more_often = ""
     if spec.training.rollout.sync_every_steps > 1:
-        more_often = ", or sync the weights more often (rollout.syncEverySteps)"
+        more_often = ", or synchronize the weights more often (rollout.syncEverySteps)"
     return Observation(
         fraction,
         f"training.algorithm.rolloutCorrection.rejection rejects {_percent(fraction)} of the tokens (usual: below "
@@ -301,11 +302,11 @@ class EqualScores:
 
 
 class UsualRange:
-    """What is usual for a number by its own history: up to `GROWTH` times its median, without unusual values."""
+    """What is usual for a metric by its own history: up to `GROWTH` times its median, without unusual values."""
 
-    def __init__(self, floor: float, warm_up_limit: float) -> None:
-        """`floor`: every value up to it is usual. `warm_up_limit`: the limit before the median is known."""
-        self.floor = floor
+    def __init__(self, always_usual_up_to: float, warm_up_limit: float) -> None:
+        """`warm_up_limit`: the limit before the median is known."""
+        self.always_usual_up_to = always_usual_up_to
         self.warm_up_limit = warm_up_limit
         self.values: deque[float] = deque(maxlen=HISTORY)
 
@@ -314,7 +315,7 @@ class UsualRange:
         signal the gradient is 0."""
         limit = self.warm_up_limit
         if len(self.values) >= WARM_UP:
-            limit = max(self.floor, GROWTH * statistics.median(self.values))
+            limit = max(self.always_usual_up_to, GROWTH * statistics.median(self.values))
         if 0 < value <= limit:
             self.values.append(value)
         return limit
@@ -345,8 +346,8 @@ class GradientNorm:
             return Observation(norm)
         return Observation(
             norm,
-            f"the norm of the policy's gradient is {norm:.3g} (usual in this run: below {limit:.3g}, {GROWTH} times "
-            f"its median); {advice}",
+            f"the norm of the policy's gradient is {norm:.3g} (limit: {limit:.3g}, the larger of {GROWTH} times its "
+            f"median in this run and optimizer.maxGradientNorm); {advice}",
         )
 
 
@@ -371,9 +372,9 @@ class Kl:
             return Observation(kl)
         return Observation(
             kl,
-            f"the KL divergence of policy and reference is {kl:.3g} nats per token (usual in this run: below "
-            f"{limit:.3g}); reduce optimizer.learningRate or increase algorithm.kl.coefficient, and read responses in "
-            "samples.jsonl",
+            f"the KL divergence of policy and reference is {kl:.3g} nats per token (limit: {limit:.3g}, the larger of "
+            f"{USUAL_KL:g} and {GROWTH} times its usual value in this run); reduce optimizer.learningRate or increase "
+            "algorithm.kl.coefficient, and read responses in samples.jsonl",
         )
 
 
@@ -385,7 +386,7 @@ def _not_finite(number: str) -> Observation:
 
 
 def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.0f} %"
+    return f"{100 * fraction:.3g} %"
 
 
 def _number(metrics: Metrics, name: str) -> float | None:

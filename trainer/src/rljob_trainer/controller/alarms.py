@@ -1,8 +1,6 @@
-"""Raises and clears the alarms of a run. Nothing is stopped by an alarm, nor by an error in a rule.
+"""Raises and clears the alarms of a run. Neither an alarm nor an error in a rule stops the training.
 
-An alarm is raised if a number is unusual in n of the last `WINDOW` steps that have the number, and cleared when it is
-unusual in fewer than n / 2 of them. So one odd step raises no alarm, and an alarm does not come and go with every step.
-An alarm is also cleared after many steps without the number.
+When an alarm is raised and cleared: see docs/training-health.md.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE = 512
 """Maximum length of an alarm's message, as in its schema."""
 MAX_STEPS_WITHOUT_NUMBER = 100
-"""An alarm is cleared after this many steps that do not have its number."""
+"""An alarm is cleared after this many steps without a value."""
 
 
 class Alarms:
@@ -31,7 +29,7 @@ class Alarms:
     `spec.training.model.dtype` must not be `Auto`."""
 
     def __init__(self, spec: RLJobSpec) -> None:
-        self._watches = [_Watch(rule) for rule in rules_of(spec)]
+        self._states = [_AlarmState(rule) for rule in rules_of(spec)]
         self._has_failed = False
 
     @property
@@ -50,7 +48,7 @@ class Alarms:
         return self.raised
 
     def _raised(self) -> tuple[Alarm, ...]:
-        return tuple(watch.alarm for watch in self._watches if watch.alarm is not None)
+        return tuple(state.alarm for state in self._states if state.alarm is not None)
 
     def _load(self, rows: Iterable[Mapping[str, object]]) -> None:
         for row in rows:
@@ -71,8 +69,8 @@ class Alarms:
             log.info("step %d: alarm %s is cleared", step, reason)
 
     def _observe(self, step: int, metrics: Metrics) -> None:
-        for watch in self._watches:
-            watch.add(step, watch.rule.observe(metrics))
+        for state in self._states:
+            state.add(step, state.rule.observe(metrics))
 
     def _attempt(self, observe: Callable[[], None]) -> None:
         if self._has_failed:
@@ -84,16 +82,16 @@ class Alarms:
             log.warning("alarms cannot be computed (%s); the training continues without them", described(error))
 
 
-class _Watch:
+class _AlarmState:
     """One alarm and the steps that it looks at."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.alarm: Alarm | None = None
         self.is_unusual: deque[bool] = deque(maxlen=WINDOW)
-        """For each of the last steps that have the number."""
+        """One entry for each of the last steps that have a value, the newest last."""
         self.num_without = 0
-        """Number of steps since the newest step that has the number."""
+        """Number of steps since the newest step that has a value."""
 
     def add(self, step: int, seen: Observation | None) -> None:
         """Counts a step, then raises, updates or clears the alarm."""
@@ -106,7 +104,7 @@ class _Watch:
         self.is_unusual.append(bool(seen.problem))
         num_unusual = sum(self.is_unusual)
         since = self.alarm.since_step if self.alarm is not None else step
-        if seen.problem and (self.alarm is not None or num_unusual >= self.rule.num_steps):
+        if seen.problem and (self.alarm is not None or num_unusual >= self.rule.min_unusual_steps):
             self.alarm = Alarm(
                 reason=self.rule.reason.value,
                 value=seen.value,
@@ -114,7 +112,7 @@ class _Watch:
                 since_step=since,
                 step=step,
             )
-        elif num_unusual < self.rule.num_steps / 2:
+        elif num_unusual < self.rule.min_unusual_steps / 2:
             self.alarm = None
 
 

@@ -26,7 +26,7 @@ from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.model_roles import engines_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
 from rljob_trainer.controller.rollout_phase import RolloutPhase
-from rljob_trainer.controller.run_files import RunOutput
+from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.sampler import Sampler
 from rljob_trainer.controller.saves import Saves
@@ -248,7 +248,7 @@ class Controller:
         self.failure_rate.add(len(rollout.prompts) + rollout.num_lost, num_excluded, rollout.reasons())
         recorded = rollout.selected(recorded_responses(rollout))
         samples = self.rollout.samples(recorded, step + 1, SampleKind.TRAIN)
-        # Before the tokens, which are not recorded in each step.
+        # Before tokens are recorded, which is not done in each step: the metrics of steps can then be compared.
         traffic = TRAFFIC.take()
         with self.step_budget.spending():
             self.recorder.step_done(step + 1, rollout)

@@ -17,7 +17,7 @@ from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.model_roles import num_workers_of
-from rljob_trainer.controller.run_files import RunOutput
+from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.errors import ConfigurationError

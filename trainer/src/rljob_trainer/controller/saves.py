@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
-from rljob_trainer.controller.run_files import RunOutput
+from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import Clock, PhaseTimer

@@ -35,7 +35,7 @@ from rljob_trainer.workers.columns import (
     NUM_TOKENS,
     OUTCOMES,
     PROMPT_TEXTS,
-    RECORD_NUMBERS,
+    RECORDED_INDEX,
     SAMPLE_IDS,
     SCORES,
 )
@@ -64,21 +64,21 @@ class TokenRecorder:
         self._is_recorded = False
         """Whether the current step is recorded."""
         self._marked: list[int] | None = None
-        """SAMPLE_IDS of the conversations that are marked in the batch of the current step; None: none is marked."""
+        """SAMPLE_IDS of the conversations of this step that are recorded; None before `with_recorded_rows`."""
         self._has_failed = False
 
     def begin_step(self, *, is_recorded: bool) -> None:
-        """Begins a step. If it is not recorded, `marked` and `step_done` do nothing."""
+        """Begins a step. If it is not recorded, `with_recorded_rows` and `step_done` do nothing."""
         self._is_recorded = is_recorded
         self._marked = None
 
-    def marked(self, batch: DataProto, rows: StepRows) -> DataProto:
-        """Returns the batch of a step's update with the column RECORD_NUMBERS. Call it just before the update."""
+    def with_recorded_rows(self, batch: DataProto, rows: StepRows) -> DataProto:
+        """Returns the batch of a step's update with the column RECORDED_INDEX. Call it just before the update."""
         found = [batch]
 
         def mark() -> None:
             ids = chosen_ids(rows)
-            found[0] = batch.with_columns({RECORD_NUMBERS: record_numbers(ids, rows, len(batch))})
+            found[0] = batch.with_columns({RECORDED_INDEX: recorded_index(ids, rows, len(batch))})
             self._marked = ids
 
         if self._is_recorded:
@@ -86,8 +86,8 @@ class TokenRecorder:
         return found[0]
 
     def step_done(self, step: int, rollout: Rollout) -> None:
-        """Records the conversations of a step (from 1) whose responses have their scores. `rollout`: everything that
-        was generated."""
+        """Records conversations of a step (from 1). Call it when the responses have their scores. `rollout`: everything
+        that was generated."""
         ids = self._marked
 
         def record() -> None:
@@ -131,7 +131,7 @@ class TokenRecorder:
         try:
             record()
         except Exception as error:
-            # If a worker has died, the next call of the step finds out.
+            # If a worker has died, the next call to the workers reports it.
             self._fail(described(error))
 
     def _fail(self, reason: str) -> None:
@@ -141,7 +141,8 @@ class TokenRecorder:
 
 def chosen_ids(rows: StepRows) -> list[int]:
     """Returns SAMPLE_IDS of the conversations of a step: the first that `samples.jsonl` has. If the update uses none of
-    them, half of the places go to the first groups that it uses, and there to the responses that it uses first."""
+    them, at most half of them are kept, and the first groups that it uses are added (at least MIN_TRAINING_SAMPLES
+    responses). In these groups, the responses that it uses come first."""
     generated = rows.everything or rows.rollout
     ids: list[int] = generated.batch[SAMPLE_IDS][recorded_responses(generated)[:MAX_CONVERSATIONS]].tolist()
     of_batch = rows.rollout.batch[SAMPLE_IDS][rows.drawn_B]
@@ -156,8 +157,8 @@ def chosen_ids(rows: StepRows) -> list[int]:
     return ids[:MAX_CONVERSATIONS]
 
 
-def record_numbers(ids: list[int], rows: StepRows, num_rows: int) -> torch.Tensor:
-    """Returns RECORD_NUMBERS of the batch of an update with `num_rows` rows, [P]. Of a response with several rows, the
+def recorded_index(ids: list[int], rows: StepRows, num_rows: int) -> torch.Tensor:
+    """Returns RECORDED_INDEX of the batch of an update with `num_rows` rows, [P]. Of a response with several rows, the
     longest is recorded."""
     numbers_P = torch.full((num_rows,), -1, dtype=torch.int16)
     positions_R = rows.own_rows(torch.arange(num_rows))

@@ -328,7 +328,7 @@ class TrainingStep:
             calls["update_critic"] = partial(self.critic.update_critic, critics, step)
         if self.plan.trains_actor(step):
             if self.recorder is not None:
-                batch = self.recorder.marked(batch, rows)
+                batch = self.recorder.with_recorded_rows(batch, rows)
             calls["update_actor"] = partial(self.actor.update_policy, batch, step, self.kl_coefficient.value)
         else:
             self.actor.skip_update(step)

@@ -172,7 +172,7 @@ class Tokenizer:
             backend = self._backend.backend_tokenizer
             texts += [stream.step(backend, token) or "" for token in token_ids]
         except Exception:
-            # A tokenizer in Python has no backend, and some decoders are no function of the last few tokens.
+            # A tokenizer in Python has no backend, and some decoders need more than the last few tokens.
             texts = []
         joined = "".join(texts)
         if texts and whole.startswith(joined):

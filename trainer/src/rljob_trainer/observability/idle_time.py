@@ -1,4 +1,4 @@
-"""Names the time in which a worker process does nothing during a step, by what it waits for.
+"""Adds a span for each time in which a worker process is idle during a step. Its name says what the worker waits for.
 
 A worker is idle while it runs no call, or one that only waits (WAITING_CALLS), and no thread generates. What it waits
 for follows from the controller's phase and from the calls of all workers. Waiting for other workers within a call, in a
@@ -33,7 +33,7 @@ Interval = tuple[float, float]
 
 def with_idle_time(processes: Sequence[ProcessSpans]) -> list[ProcessSpans]:
     """Returns the processes of a step's timeline, the controller first, with a span for each idle time of a worker.
-    Needs all spans of the step: without the short ones a worker seems to be idle, or the controller to do nothing."""
+    Needs all spans of the step: without the short ones, busy time would look idle."""
     controller, workers = processes[0], processes[1:]
     phases = joined_phases(_spans(controller.spans))
     if not phases:

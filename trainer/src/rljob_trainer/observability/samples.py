@@ -19,8 +19,8 @@ MIN_TRAINING_SAMPLES, MAX_TRAINING_SAMPLES = 8, 64
 """The samples of a training step: whole groups until there are at least MIN_TRAINING_SAMPLES, and never more than
 MAX_TRAINING_SAMPLES."""
 MAX_TRAINING_SAMPLE_TOKENS = 65_536
-"""Only the first MIN_TRAINING_SAMPLES may have more tokens together. Tokens have about 4 bytes, so a step with long
-responses writes about 256 KiB."""
+"""Only the first MIN_TRAINING_SAMPLES may have more tokens together. Tokens have about 4 bytes, so a step writes at
+most about 256 KiB, or MIN_TRAINING_SAMPLES responses if these are larger."""
 
 
 class SampleKind(StrEnum):

@@ -62,7 +62,7 @@ class RecordingBudget:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """The block records something; its time counts, also if it raises."""
+        """Counts the time of the block as time for recording, also if it raises."""
         started = self._clock()
         try:
             yield

@@ -32,7 +32,7 @@ TOKEN_BYTES = 46
 PROMPT_SHARE = 4
 """If a conversation is cut, at most one in this many of its tokens are those of the prompt."""
 MARGIN = 0.97
-"""Fraction of MAX_FILE_BYTES that a cut file should have, because the size of a token is only estimated."""
+"""A file that is too large is cut to this fraction of MAX_FILE_BYTES, because the size of a token is only estimated."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def fair_limit(sizes: Sequence[float], counts: Sequence[int], budget: float) -> 
     return low
 
 
-def most_tokens(counts: Sequence[int]) -> int:
+def max_tokens_per_conversation(counts: Sequence[int]) -> int:
     """Returns the largest number of tokens of a conversation for which the file may be small enough. `counts`: the
     tokens of each conversation."""
     return fair_limit([TOKEN_BYTES] * len(counts), counts, MAX_FILE_BYTES)
@@ -151,8 +151,8 @@ def all_token_files(run_folder: Path) -> list[Path]:
 
 
 def remove_newer(path: Path, resumed_from_step: int | None) -> None:
-    """Removes a file with a `step` after `resumed_from_step`, which a resumed run repeats; any file if that is None,
-    because the run is new; and a damaged file. Raises OSError."""
+    """Removes a file if it is damaged, if its `step` is after `resumed_from_step` (the run repeats that step), or if
+    `resumed_from_step` is None (the run is new). Raises OSError."""
     try:
         step = json.loads(path.read_bytes())["step"]
     except FileNotFoundError:

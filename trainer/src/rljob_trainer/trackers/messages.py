@@ -15,9 +15,9 @@ REPORT_PREFIX = "rljob-report "
 """A line of the process's output that begins with this is a report for the trainer's log. All other lines are output of
 the tracker's library."""
 MIN_SECRET_CHARS = 6
-"""Shorter values of variables are not hidden: they would also hide ordinary words."""
+"""Shorter values of variables are not removed, because ordinary words would be removed, too."""
 _USER_OF_URL = re.compile(r"(?<=://)[^/\s]+@")
-"""Up to the last @ before the path, because a password may have one."""
+"""User and password of a URL: up to the last `@` before the path, because a password may contain `@`."""
 
 
 class MessageKind(StrEnum):
@@ -80,7 +80,7 @@ class End:
     """The last message. `exit_code` is that of the trainer."""
 
     exit_code: int
-    has_page: bool
+    sends_page: bool
     """Whether the tracker gets the page of the run. Not after a stop request, which leaves little time."""
 
 

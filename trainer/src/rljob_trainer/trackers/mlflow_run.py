@@ -37,7 +37,7 @@ PARAMS_PER_CALL = 100
 RETRY_SECONDS = (1.0, 5.0, 15.0, 30.0)
 """Pauses before failed calls are repeated; the last one again and again."""
 GIVE_UP_SECONDS = 900.0
-"""A call that has failed for so long is left out, because it may never work."""
+"""A call that has failed for so long is given up, because it may never work."""
 TOO_MANY_REQUESTS, INTERNAL_SERVER_ERROR = 429, 500
 STATUS: Mapping[int, str] = {ExitCode.SUCCESS: "FINISHED", ExitCode.INTERRUPTED: "KILLED"}
 """MLflow's status of a run, by the trainer's exit code; FAILED for all others."""
@@ -48,7 +48,7 @@ ResultT = TypeVar("ResultT")
 class MlflowRun:
     """A run that was started."""
 
-    is_page_last = True
+    stores_page_after_end = True
 
     def __init__(self, client: MlflowClient, server: Server, run: Run, report: Report) -> None:
         self._client = client
@@ -68,8 +68,8 @@ class MlflowRun:
             self._has_skipped = True
             self._report(
                 "info",
-                f"MLflow: has metrics of steps {row.step} to {max(self._last_steps.values())} from an earlier attempt, "
-                "and keeps those; metrics.jsonl has the values of this attempt",
+                f"MLflow: the run already has steps {row.step} to {max(self._last_steps.values())} from an earlier "
+                "attempt, and keeps their values; metrics.jsonl has the values of this attempt",
             )
         milliseconds = int(row.wall_time * 1000)
         points = [Metric(name, value, milliseconds, row.step) for name, value in new.items()]

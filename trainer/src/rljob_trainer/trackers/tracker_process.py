@@ -1,4 +1,4 @@
-"""The trainer's side of the process of one tracker. No call here waits for the process, except `end`."""
+"""The trainer's side of the process of one tracker. Only `wait` and `kill` wait for the process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VARIABLES: Mapping[str, str] = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-"""Variables of the process that the user has not set."""
+"""Defaults of the process's environment; variables of the user override them."""
 
 
 class TrackerProcess:
@@ -101,7 +101,7 @@ class TrackerProcess:
             is_first_full = is_full and self.num_dropped == 1
         if is_first_full:
             log.warning(
-                "%s does not accept data fast enough, so rows are left out there; metrics.jsonl has all, see %s",
+                "%s does not accept data fast enough, so rows are dropped; metrics.jsonl has all, see %s",
                 self.kind,
                 self.log_file,
             )
@@ -130,7 +130,7 @@ class TrackerProcess:
             log.warning("%s: the newest data was not sent, because of a second stop request", self.kind)
             self._send_kill()
         if self.num_dropped:
-            log.warning("%s: %d rows or tables were left out; metrics.jsonl has all", self.kind, self.num_dropped)
+            log.warning("%s: %d rows or tables were dropped; metrics.jsonl has all", self.kind, self.num_dropped)
 
     def kill(self) -> None:
         """Kills the process and its process group, if they still run. W&B's service is in a session of its own; it ends
@@ -157,14 +157,14 @@ class TrackerProcess:
             self._fail()
 
     def _fail(self) -> None:
-        """Drops what waits. The process ended before the run."""
+        """Drops the messages that wait, because the process has ended before the run."""
         with self._lock:
             self._has_failed = True
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._waiting.get_nowait()
         if not self._is_ending:
-            log.warning("%s gets no further data: its process has ended, see %s", self.kind, self.log_file)
+            log.warning("%s: its process has ended, so it gets no more data; see %s", self.kind, self.log_file)
 
     def _read_output(self, pipe: IO[bytes], output: IO[str]) -> None:
         """A thread: logs the reports, and writes everything else to the log file."""
@@ -189,8 +189,8 @@ class TrackerProcess:
 
 
 def _detach() -> None:
-    """Runs in the new process before the program: a child of this process runs the program, and this process ends. So
-    the program is not below the trainer: when a Ray job is stopped, Ray sends SIGTERM to every process below the
-    trainer, and W&B's service would end before it has sent the last data."""
+    """Runs in the new process before the program. A child of this process runs the program, and this process ends, so
+    that the program is no descendant of the trainer. When a Ray job is stopped, Ray sends SIGTERM to all descendants of
+    the trainer; then W&B's service would end before it has sent the last data."""
     if os.fork():
         os._exit(0)

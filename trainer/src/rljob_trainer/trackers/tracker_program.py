@@ -47,7 +47,7 @@ MAX_TEXT_CHARS = 500
 class TrackerRun(Protocol):
     """The run in a tracker. The methods raise exceptions of the library."""
 
-    is_page_last: bool
+    stores_page_after_end: bool
     """Whether the page is stored after the end of the run, so that it cannot delay the end."""
 
     def log_metrics(self, row: MetricsRow) -> None:
@@ -67,7 +67,7 @@ def main() -> int:
     """Runs until the last message. Returns 1 if the run could not be started in the tracker."""
     os.nice(NICENESS)
     accept_all_characters()
-    messages = own_standard_input()
+    messages = take_standard_input()
     threading.Thread(target=end_after_trainer, args=(messages.fileno(),), daemon=True).start()
     start = start_function(TrackerType(sys.argv[1]))
     # If the trainer was killed while it wrote, the last line is cut.
@@ -80,13 +80,13 @@ def main() -> int:
     try:
         run = start(begin, report)
     except Exception as error:
-        report("warning", f"{begin.tracker.type}: nothing is stored there in this attempt: {error_text(error)}")
+        report("warning", f"{begin.tracker.type}: no data of this attempt is stored: {error_text(error)}")
         return 1
-    pass_on(lines, run, begin)
+    forward_messages(lines, run, begin)
     return 0
 
 
-def own_standard_input() -> BinaryIO:
+def take_standard_input() -> BinaryIO:
     """Standard input, which processes that the library starts do not inherit."""
     messages = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -115,10 +115,10 @@ def start_function(kind: TrackerType) -> Callable[[Begin, Report], TrackerRun]:
     return start_mlflow_run
 
 
-def pass_on(lines: Iterable[bytes], run: TrackerRun, begin: Begin) -> None:
+def forward_messages(lines: Iterable[bytes], run: TrackerRun, begin: Begin) -> None:
     """Passes all messages on to the run, and finishes it. What the tracker rejects is left out, with one warning for
     each kind of message."""
-    calls, end = Calls(begin.tracker.type), End(CRASHED_EXIT_CODE, has_page=False)
+    calls, end = Calls(begin.tracker.type), End(CRASHED_EXIT_CODE, sends_page=False)
     for line in lines:
         match message := decode(line):
             case MetricsRow():
@@ -129,9 +129,9 @@ def pass_on(lines: Iterable[bytes], run: TrackerRun, begin: Begin) -> None:
                 end = message
                 break
     ending = [("newest data", partial(run.finish, end.exit_code))]
-    if end.has_page:
+    if end.sends_page:
         # Once: making it takes much memory for a long run, and W&B keeps every page that it gets.
-        ending.insert(len(ending) if run.is_page_last else 0, ("page", partial(log_page, run, begin.facts)))
+        ending.insert(len(ending) if run.stores_page_after_end else 0, ("page", partial(log_page, run, begin.facts)))
     for data, call in ending:
         calls.make(data, call)
 

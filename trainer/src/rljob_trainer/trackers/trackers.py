@@ -1,4 +1,4 @@
-"""All trackers of a run: starts their processes, hands them what the run writes, and ends them."""
+"""All trackers of a run: starts their processes, sends them metrics, samples and the page, and ends them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Trackers:
             for process in processes:
                 process.kill()
             return
-        message = End(exit_code, has_page=not is_stop_requested())
+        message = End(exit_code, sends_page=not is_stop_requested())
         for process in processes:
             process.end(message)
         began = time.monotonic()

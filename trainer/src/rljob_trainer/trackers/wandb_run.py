@@ -23,7 +23,7 @@ PAGE = "page"
 class WandbRun:
     """A run that was started."""
 
-    is_page_last = False
+    stores_page_after_end = False
     """W&B accepts nothing after the end."""
 
     def __init__(self, run: wandb.Run, report: Report) -> None:
@@ -61,8 +61,8 @@ class WandbRun:
             self._has_skipped = True
             self._report(
                 "info",
-                f"WandB: has steps {step} to {self._first_step - 1} from an earlier attempt, and keeps those; "
-                "metrics.jsonl has the values of this attempt",
+                f"WandB: the run already has steps {step} to {self._first_step - 1} from an earlier attempt, and keeps "
+                "their values; metrics.jsonl has the values of this attempt",
             )
         return False
 

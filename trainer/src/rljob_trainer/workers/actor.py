@@ -236,7 +236,7 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def recorded_tokens(self) -> DataProto:
-        """Returns what the last update has recorded of the rows with RECORD_NUMBERS; see UpdateRecord.result."""
+        """Returns what the last update has recorded of the rows with RECORDED_INDEX; see UpdateRecord.result."""
         return self.update_record.result()
 
     @register(Dispatch.ONE_TO_ALL)

@@ -141,9 +141,9 @@ PASS_MICRO_BATCHES = "pass_micro_batches"
 controller planned it; -1 if it did not."""
 UPDATE_MICRO_BATCHES = "update_micro_batches"
 """[B] int32: the same for the row's update."""
-RECORD_NUMBERS = "record_numbers"
-"""[B] int16: the number of the conversation for which the row's tokens are recorded (see `workers/recorded_tokens`);
--1 for other rows."""
+RECORDED_INDEX = "recorded_index"
+"""[B] int16: the index of the conversation whose tokens are recorded from this row (see `workers/recorded_tokens`);
+-1: the row is not recorded."""
 
 
 def score_column(reward: str) -> str:

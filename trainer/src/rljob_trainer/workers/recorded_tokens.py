@@ -1,6 +1,6 @@
 """Records the tokens of a few conversations of a step, for the files of `observability/token_files`.
 
-The controller chooses the conversations and marks their rows in the batch of the update (RECORD_NUMBERS). While the
+The controller chooses the conversations and marks their rows in the batch of the update (RECORDED_INDEX). While the
 actor makes the updates, it keeps what only it knows of these rows (`UpdateRecord`). Then one worker reads their tokens,
 adds what the actor has kept, and writes the file.
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.token_batch import MicroBatch
-from rljob_trainer.observability.token_files import Conversation, TokenValues, kept_tokens, most_tokens
+from rljob_trainer.observability.token_files import Conversation, TokenValues, kept_tokens, max_tokens_per_conversation
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     GROUPS,
@@ -30,7 +30,7 @@ from rljob_trainer.workers.columns import (
     OUTCOMES,
     POLICY_VERSIONS,
     PROMPT_TEXTS,
-    RECORD_NUMBERS,
+    RECORDED_INDEX,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
     SCORES,
@@ -46,7 +46,7 @@ TRAINER_LOGPROBS = "trainer_logprobs"
 cannot be compared with the rollout engine's."""
 KINDS = "kinds"
 """Object column: the value of SampleKind of each conversation."""
-NUM_DIGITS = 5
+NUM_DECIMALS = 5
 """Decimal places of numbers in the file."""
 
 
@@ -63,7 +63,7 @@ class UpdateRecord:
     it."""
 
     def __init__(self, batch: DataProto) -> None:
-        """`batch`: this worker's rows of the update. Without a column RECORD_NUMBERS nothing is recorded."""
+        """`batch`: this worker's rows of the update. Without a column RECORDED_INDEX nothing is recorded."""
         self._columns = DataProto()
         self._error: Exception | None = None
         self._rows: list[int] = []
@@ -71,8 +71,8 @@ class UpdateRecord:
         self._logprobs: dict[int, Tensor] = {}
         """By row: [N of the row]."""
         with self._guarded():
-            if RECORD_NUMBERS in batch.tensors:
-                self._rows = (batch[RECORD_NUMBERS] >= 0).nonzero().flatten().tolist()
+            if RECORDED_INDEX in batch.tensors:
+                self._rows = (batch[RECORDED_INDEX] >= 0).nonzero().flatten().tolist()
                 self._chosen = batch.rows(self._rows)
 
     def add_old_logprobs(self) -> None:
@@ -84,8 +84,8 @@ class UpdateRecord:
                 self._logprobs |= {row: each[mask] for row, each, mask in zip(self._rows, old, masks, strict=True)}
 
     def add(self, first_row: int, micro_batch: MicroBatch, logprobs_N: Tensor) -> None:
-        """Takes the trainer's log-probabilities from the pass of an update whose rows begin at `first_row`. Copies on
-        the device, without waiting for it."""
+        """Stores the trainer's log-probabilities of a micro-batch. `first_row`: the first row of its mini-batch in the
+        batch of the step. Copies on the device, without waiting for it."""
         with self._guarded():
             lengths = micro_batch.response_lengths
             for row, length, end in zip(micro_batch.batch_rows, lengths, accumulate(lengths), strict=False):
@@ -96,7 +96,7 @@ class UpdateRecord:
         """Makes the columns. `batch`: the rows of the update without rejected tokens. `is_comparable`: whether the
         trainer's log-probabilities can be compared with the rollout engine's."""
         with self._guarded():
-            if RECORD_NUMBERS not in self._chosen:
+            if RECORDED_INDEX not in self._chosen:
                 return
             logprobs = []
             for row, mask in zip(self._rows, trained_mask(self._chosen).row_tensors(), strict=True):
@@ -106,7 +106,7 @@ class UpdateRecord:
                 logprobs.append(values)
             lengths_U = self._chosen.ragged_column(TOKENS).lengths
             self._columns = DataProto(
-                {RECORD_NUMBERS: self._chosen[RECORD_NUMBERS]},
+                {RECORDED_INDEX: self._chosen[RECORDED_INDEX]},
                 ragged={
                     TRAINER_LOGPROBS: RaggedColumn.from_rows(logprobs, torch.float32),
                     IS_TRAINED_TOKEN: trained_mask(batch.rows(self._rows)),
@@ -115,7 +115,7 @@ class UpdateRecord:
             )
 
     def result(self) -> DataProto:
-        """Returns [U]: RECORD_NUMBERS, TRAINER_LOGPROBS, IS_TRAINED_TOKEN, and ADVANTAGES per token, after `end`.
+        """Returns [U]: RECORDED_INDEX, TRAINER_LOGPROBS, IS_TRAINED_TOKEN, and ADVANTAGES per token, after `end`.
         Raises what went wrong during the update."""
         if self._error is not None:
             raise self._error
@@ -135,13 +135,13 @@ def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenize
     Args:
         rows: One row per conversation, with the columns of `Rollout.rows`, GROUPS, SCORES, OUTCOMES, PROMPT_TEXTS and
             KINDS.
-        updated: The rows of `UpdateRecord.result` of all workers; RECORD_NUMBERS are row numbers of `rows`.
+        updated: The rows of `UpdateRecord.result` of all workers; RECORDED_INDEX are row numbers of `rows`.
         version: The version of the newest weights when the responses were generated.
     """
-    numbers_U: list[int] = updated[RECORD_NUMBERS].tolist() if len(updated) else []
+    numbers_U: list[int] = updated[RECORDED_INDEX].tolist() if len(updated) else []
     columns = {name: rows.ragged_column(name).row_tensors() for name in _ROW_COLUMNS}
     of_update = {name: updated.ragged_column(name).row_tensors() for name in _UPDATE_COLUMNS if numbers_U}
-    max_tokens = most_tokens([len(each) for each in columns[TOKENS]])
+    max_tokens = max_tokens_per_conversation([len(each) for each in columns[TOKENS]])
     found = []
     for number, mask in enumerate(columns[RESPONSE_MASK]):
         num_prompt_tokens = int(mask.nonzero()[0]) if mask.any() else len(mask)
@@ -189,6 +189,6 @@ _UPDATE_COLUMNS = (TRAINER_LOGPROBS, IS_TRAINED_TOKEN, ADVANTAGES)
 
 
 def _numbers(values: Tensor) -> list[float | None]:
-    """The values, rounded to NUM_DIGITS, which takes less space; None for NaN and infinity."""
-    rounded = values.double().masked_fill(values.isinf(), math.nan).round(decimals=NUM_DIGITS)
+    """The values, rounded to NUM_DECIMALS, which takes less space; None for NaN and infinity."""
+    rounded = values.double().masked_fill(values.isinf(), math.nan).round(decimals=NUM_DECIMALS)
     return [None if each != each else each for each in rounded.tolist()]  # NaN differs from itself.

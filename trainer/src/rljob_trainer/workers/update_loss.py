@@ -68,8 +68,8 @@ class UpdateLoss:
     """The names of the [N] results of `whole_pass`."""
     sums: UpdateSums
     agreement: Agreement | None
-    """None if OLD_LOGPROBS were already compared with the rollout engine's log-probabilities, and after the step's
-    first update."""
+    """None if nothing is compared in this update: OLD_LOGPROBS were already compared with the rollout engine's
+    log-probabilities, or it is not the step's first update."""
     failures: list[str] = field(default_factory=list)
     """Errors of the user's loss on this rank. After an error the forward and backward pass continues, because other
     ranks wait in the collectives of this pass; the caller checks the failures of all ranks afterwards."""
