@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
+import urllib.error
+import urllib.request
+from email.message import Message
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -156,3 +160,18 @@ def test_a_server_that_does_not_respond_is_accepted(monkeypatch: pytest.MonkeyPa
     with answering_server(500) as address:
         refuse_unusable_trackers([mlflow(address)], {})
     refuse_unusable_trackers([mlflow("http://127.0.0.1:1"), mlflow("databricks"), mlflow("/data")], {})
+
+
+def test_a_server_that_responds_slowly_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request's timeout holds for each read, so a server that sends byte by byte takes long."""
+    monkeypatch.setattr(tracker_checks, "PROBE_SECONDS", 0.05)
+    is_checked = threading.Event()
+
+    def respond(url: str, timeout: float) -> None:
+        del timeout
+        is_checked.wait(5)
+        raise urllib.error.HTTPError(url, 401, "", Message(), None)
+
+    monkeypatch.setattr(urllib.request, "urlopen", respond)
+    refuse_unusable_trackers([mlflow("http://127.0.0.1:1")], {})
+    is_checked.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import configparser
 import http.client
 import netrc
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -169,11 +170,21 @@ def _has_valid_host(address: str) -> bool:
 
 def _status(url: str) -> int | None:
     """The status code of the server's response; None if it does not respond."""
+    found: list[int] = []
+    # A thread, because the timeout of a request holds for each read, and not for finding the host's address.
+    thread = threading.Thread(target=lambda: found.extend(_response_status(url)), daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return found[0] if found else None
+
+
+def _response_status(url: str) -> list[int]:
+    """The status code; none if the server does not respond."""
     try:
         with urllib.request.urlopen(url, timeout=PROBE_SECONDS) as response:
-            return int(response.status)
+            return [int(response.status)]
     except urllib.error.HTTPError as error:
-        return error.code
+        return [error.code]
     except (OSError, ValueError, http.client.HTTPException):
-        # The last one: the server speaks no HTTP, or the address cannot be parsed.
-        return None
+        # The last one: the server speaks no HTTP.
+        return []
