@@ -100,6 +100,7 @@ def test_a_wrong_path_names_the_nearest_one(path: str, nearest: str) -> None:
         ("=3", "must have the form PATH=VALUE (seen: '=3')"),
         ("spec.pools[big].nodes=3", "spec.pools has no entry big; use one of: main, other"),
         ("spec.pools[7].nodes=3", "spec.pools has no entry 7"),
+        ("spec.pools[" + "1" * 5000 + "].nodes=3", "spec.pools has no entry 111"),
         ("spec.envFrom[0].prefix=A", "the file has no entries in spec.envFrom; set the whole list"),
         ("spec.pools[0]=null", "spec.pools[0]: cannot be removed; set the whole list, as in 'spec.pools=[...]'"),
         ("kind=Job", "kind: cannot be changed"),

@@ -17,6 +17,7 @@ from rljob import Client
 from rljob.cluster import Cluster
 from rljob.errors import ClusterUnreachableError
 from rljob.kubernetes_models import Pod
+from rljob.log_options import Container
 from rljob.polling import Clock
 from rljob.stored_job import StoredJob, stored_job
 from rljob.waiting import wait_until_deleted
@@ -228,6 +229,8 @@ def test_logs_are_lines(small: JobCluster, kubelet: StandInKubelet) -> None:
     for attempt in (0, -1, 2):
         with pytest.raises(rljob.RejectedError, match=f"has had no attempt {attempt}"):
             next(client_of(small).logs("small", attempt=attempt))
+    with pytest.raises(rljob.RejectedError, match="there is no container nope; use one of driver, ray"):
+        client_of(small).logs("small", container=cast(Container, "nope"))
     with pytest.raises(rljob.RejectedError, match="must be at least 0"):
         next(client_of(small).logs("small", index=-1))
 

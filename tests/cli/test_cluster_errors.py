@@ -161,8 +161,11 @@ def test_a_server_that_does_not_listen_is_reported(
         file.write_text(apiserver.kubeconfig(url=f"https://127.0.0.1:{port}"))
         monkeypatch.setenv("KUBECONFIG", str(file))
         code, _, errors = rljob("explain", "small")
-    assert code == 75
-    assert_one_line(errors, "error: context here:", "no usable response from the API server", "Connection refused")
+        of_view, _, errors_of_view = rljob("view", "small")
+    words = "context here:", "no usable response from the API server", "Connection refused"
+    assert (code, of_view) == (75, 75)
+    assert_one_line(errors, *words)
+    assert_one_line(errors_of_view, "error: small: no such folder", *words)
 
 
 def test_an_untrusted_certificate_is_reported(

@@ -88,6 +88,7 @@ def test_an_option_with_a_wrong_word_is_reported_before_the_cluster_is_looked_fo
     config = ["--kubeconfig", str(tmp_path / "none")]
     for arguments, message in {
         ("wait", "x", "--for", "Nonsense"): "cannot wait for 'Nonsense'",
+        ("logs", "x", "--since", "0s"): "--since: must be at least 1s (seen: 0s)",
         ("list", "--sort-by", "foo"): "--sort-by foo: there is no such column",
         ("get-results", "x", "--only", "model", "--logs"): "--only: cannot be combined with --logs or --checkpoints",
     }.items():

@@ -160,6 +160,8 @@ class Client:
         """
         if previous and attempt is not None:
             raise RejectedError("previous: cannot be combined with attempt; remove one of them")
+        if container is not None and container not in set(Container):
+            raise RejectedError(f"container: there is no container {container}; use one of {', '.join(Container)}")
         options = LogOptions(pool, index, container, follow, tail, since_seconds, previous, attempt)
         return _lines(pod_logs.read_log(self._cluster, name, options, self._clock, _quiet))
 

@@ -144,6 +144,8 @@ def logs_command(
     if previous and attempt is not None:
         raise CliError("--previous: cannot be combined with --attempt; remove one of them")
     seconds = arguments.seconds("--since", since)
+    if seconds == 0:
+        raise CliError(f"--since: must be at least 1s (seen: {since}); for the last lines use --tail")
     options = LogOptions(pool, index, container, follow, tail, seconds, previous, attempt)
     if storage is not None:
         raise typer.Exit(show_kept_logs(name, storage, options, console(stderr=True)))

@@ -136,7 +136,7 @@ def _index(change: Change, part: str, path: Path, document: Document) -> int:
     names = [str(entry.get("name")) if isinstance(entry, dict) and "name" in entry else "" for entry in entries]
     if part in names:
         return names.index(part)
-    if part.isdecimal() and int(part) < len(entries):
+    if part.isdecimal() and len(part) < 10 and int(part) < len(entries):
         return int(part)
     known = ", ".join(filter(None, names)) or f"indices 0 to {len(entries) - 1}"
     raise _error(change, f"{where} has no entry {part}; use one of: {known}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from rljob.cluster import Cluster, ClusterOptions, connect
-from rljob.errors import ClusterError, ClusterUnreachableError
+from rljob.errors import ClusterError
 from rljob.polling import Clock
 from rljob.stored_job import StoredJob
 from rljob_api.constants import ExitCode
@@ -60,8 +60,6 @@ def _find(selected: ClusterOptions, name: str, may_be_folder: bool) -> tuple[Clu
     try:
         cluster = connect(selected)
         return cluster, cluster.job(name)
-    except ClusterUnreachableError:
-        raise
     except ClusterError as error:
         if not may_be_folder:
             raise
