@@ -93,9 +93,10 @@ def test_a_long_name_and_many_damaged_files_do_not_make_a_page_large(tmp_path: P
     assert page.omitted == ("1 damaged conversations of tokens/training.json are left out",)
 
 
-def test_the_newest_timelines_are_shown_and_a_note_says_if_there_are_more(tmp_path: Path) -> None:
+def test_the_newest_timelines_of_the_trainer_are_shown_and_a_note_says_if_there_are_more(tmp_path: Path) -> None:
     names = [*(f"step-00000{step}" for step in range(1, 6)), "newest"]
-    files = read_files(RunRecord(timelines=dict.fromkeys(names, timeline())).write(tmp_path / "run"))
+    others = ["step-\x1b[31m9", "other"]
+    files = read_files(RunRecord(timelines=dict.fromkeys(names + others, timeline())).write(tmp_path / "run"))
     assert [*files.timelines] == names[2:]
     assert files.notes == ("only the newest 4 timelines are shown; all are in timelines/",)
 

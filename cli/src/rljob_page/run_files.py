@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ _MAX_SAMPLES_BYTES = 8 * 2**20
 _MAX_FILE_BYTES = 16 * 2**20
 """The largest size of a timeline or a file of tokens that is read."""
 _MAX_TIMELINES = 4
+_STEP_NAME = re.compile(r"step-[0-9]+")
 _MAX_NAME = 253
 
 MetricsLine = Mapping[str, float]
@@ -274,7 +276,9 @@ def _token_files(folder: Path) -> list[Path]:
 
 def _newest_timelines(folder: Path, notes: list[str]) -> list[Path]:
     """The files of the last steps in the order of the steps, then `newest.json`; at most `_MAX_TIMELINES`."""
-    found = [*sorted(folder.glob("step-*.json")), *(file for file in (folder / "newest.json",) if file.is_file())]
+    # Other names are not read: whoever wrote them may have put control characters into them.
+    steps = sorted(file for file in folder.glob("step-*.json") if _STEP_NAME.fullmatch(file.stem))
+    found = [*steps, *(file for file in (folder / "newest.json",) if file.is_file())]
     if len(found) > _MAX_TIMELINES:
         notes.append(f"only the newest {_MAX_TIMELINES} timelines are shown; all are in {folder.name}/")
     return found[-_MAX_TIMELINES:]
