@@ -124,7 +124,7 @@ def _read_files(folder: Path) -> RunFiles:
         samples=tuple(_samples(folder / SAMPLES_FILE_NAME, notes)),
         tokens=dict(_documents(_token_files(folder / TOKENS_FOLDER_NAME), notes)),
         timelines=dict(_documents(_newest_timelines(folder / TIMELINES_FOLDER_NAME, notes), notes)),
-        attempts=_attempts(folder / ATTEMPTS_FILE_NAME),
+        attempts=_attempts(folder / ATTEMPTS_FILE_NAME, notes),
         process=process,
         has_process=process is not None and _exists(process),
         notes=tuple(notes),
@@ -179,6 +179,8 @@ def _metrics_rows(file: Path) -> Iterator[Json]:
                     continue
                 if isinstance(row, dict):
                     yield row
+                else:
+                    fault = f"{file}: line {number} is not a JSON object; remove the line"
     except FileNotFoundError:
         return
     except OSError as error:
@@ -223,13 +225,18 @@ def newest_change(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
-def _attempts(file: Path) -> tuple[AttemptRecord, ...]:
+def _attempts(file: Path, notes: list[str]) -> tuple[AttemptRecord, ...]:
     found: dict[int, Json] = {}
     try:
         for number, row in attempt_rows(file):
             found.setdefault(number, {}).update(row)
-    except OSError:
+    except FileNotFoundError:
         return ()
+    except OSError as error:
+        notes.append(f"{file.name} cannot be read ({error.strerror}); it says how the attempts ended")
+        return ()
+    if not found:
+        notes.append(f"{file.name} is damaged; it says how the attempts ended")
     return tuple(
         AttemptRecord(number, str(row.get("started", "")), str(row.get("ended", "")), _integer(row.get("exitCode")))
         for number, row in sorted(found.items())
