@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cli.local.view import ViewOptions, write_view
+from rljob_page.conversations import sample_entries
 from rljob_page.page import PageOptions, write_page
 from rljob_page.page_data import Difference, OtherRun
 from rljob_page.run_files import MAX_SAMPLES, Json, read_files, read_metrics
@@ -35,7 +36,9 @@ def test_a_half_written_last_line_is_not_an_error_and_damaged_extras_are_named(t
     (folder / "samples.jsonl").write_text('damaged\n["no sample"]\n' + samples)
     (folder / "timelines" / "step-000004.json").write_text("[")
     (folder / "tokens" / "training.json").write_text('{"step": 3, "conversations": [{"tokens": {"text": ["a"]}}]}')
+    (folder / "attempts.jsonl").write_bytes(b"\0\xff")
     omitted = "\n".join(write_page(read_files(folder)).omitted)
+    assert "attempts.jsonl is damaged" in omitted
     assert "2 damaged lines of samples.jsonl" in omitted
     assert "timelines/step-000004.json is left out" in omitted
     assert "1 damaged conversations of tokens/training.json" in omitted
@@ -93,9 +96,10 @@ def test_a_long_name_and_many_damaged_files_do_not_make_a_page_large(tmp_path: P
     assert page.omitted == ("1 damaged conversations of tokens/training.json are left out",)
 
 
-def test_the_newest_timelines_are_shown_and_a_note_says_if_there_are_more(tmp_path: Path) -> None:
+def test_the_newest_timelines_of_the_trainer_are_shown_and_a_note_says_if_there_are_more(tmp_path: Path) -> None:
     names = [*(f"step-00000{step}" for step in range(1, 6)), "newest"]
-    files = read_files(RunRecord(timelines=dict.fromkeys(names, timeline())).write(tmp_path / "run"))
+    others = ["step-\x1b[31m9", "other"]
+    files = read_files(RunRecord(timelines=dict.fromkeys(names + others, timeline())).write(tmp_path / "run"))
     assert [*files.timelines] == names[2:]
     assert files.notes == ("only the newest 4 timelines are shown; all are in timelines/",)
 
@@ -105,6 +109,14 @@ def test_text_in_the_document_cannot_end_its_script() -> None:
     assert "<" not in script_json([text])
     assert script_json([text]).isprintable()
     assert json.loads(script_json([text])) == [text]
+
+
+def test_a_value_that_is_nested_too_deeply_is_named() -> None:
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    [entry] = sample_entries([{"step": 1, "response": value}])
+    assert entry["response"] == "(nested too deeply)"
 
 
 def test_a_timeline_without_duration_is_left_out(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_the_chart_library_is_the_released_one() -> None:
     ("file", "content", "words"),
     [
         ("metrics.jsonl", '{"step": 1}\n{"st\n{"step": 2}\n', ["metrics.jsonl", "line 2", "not valid JSON", "remove"]),
+        ("metrics.jsonl", '[1]\n{"step": 2}\n', ["metrics.jsonl", "line 1", "not a JSON object", "remove"]),
         ("rljob-run-state.json", '{"contractVersion": 9}', ["rljob-run-state.json", "seen: 9", "version"]),
         ("rljob-run-state.json", '{"contractVe', ["rljob-run-state.json", "must be JSON", "complete"]),
         ("job.yaml", "apiVersion: rljob.dev/v2\nkind: RLJob\n", ["job.yaml", "use the version that made the run"]),

@@ -58,7 +58,10 @@ def conversation_sets(tokens: Mapping[str, Json]) -> tuple[dict[str, Json], list
 
 def text_of(value: object) -> str:
     """A text of a sample, at most `MAX_TEXT` characters; other JSON values as JSON."""
-    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        text = "(nested too deeply)"
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + _TRUNCATED
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ _MAX_SAMPLES_BYTES = 8 * 2**20
 _MAX_FILE_BYTES = 16 * 2**20
 """The largest size of a timeline or a file of tokens that is read."""
 _MAX_TIMELINES = 4
+_STEP_NAME = re.compile(r"step-[0-9]+")
 _MAX_NAME = 253
 
 MetricsLine = Mapping[str, float]
@@ -122,7 +124,7 @@ def _read_files(folder: Path) -> RunFiles:
         samples=tuple(_samples(folder / SAMPLES_FILE_NAME, notes)),
         tokens=dict(_documents(_token_files(folder / TOKENS_FOLDER_NAME), notes)),
         timelines=dict(_documents(_newest_timelines(folder / TIMELINES_FOLDER_NAME, notes), notes)),
-        attempts=_attempts(folder / ATTEMPTS_FILE_NAME),
+        attempts=_attempts(folder / ATTEMPTS_FILE_NAME, notes),
         process=process,
         has_process=process is not None and _exists(process),
         notes=tuple(notes),
@@ -177,6 +179,8 @@ def _metrics_rows(file: Path) -> Iterator[Json]:
                     continue
                 if isinstance(row, dict):
                     yield row
+                else:
+                    fault = f"{file}: line {number} is not a JSON object; remove the line"
     except FileNotFoundError:
         return
     except OSError as error:
@@ -221,13 +225,18 @@ def newest_change(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
-def _attempts(file: Path) -> tuple[AttemptRecord, ...]:
+def _attempts(file: Path, notes: list[str]) -> tuple[AttemptRecord, ...]:
     found: dict[int, Json] = {}
     try:
         for number, row in attempt_rows(file):
             found.setdefault(number, {}).update(row)
-    except OSError:
+    except FileNotFoundError:
         return ()
+    except OSError as error:
+        notes.append(f"{file.name} cannot be read ({error.strerror}); it says how the attempts ended")
+        return ()
+    if not found:
+        notes.append(f"{file.name} is damaged; it says how the attempts ended")
     return tuple(
         AttemptRecord(number, str(row.get("started", "")), str(row.get("ended", "")), _integer(row.get("exitCode")))
         for number, row in sorted(found.items())
@@ -274,7 +283,9 @@ def _token_files(folder: Path) -> list[Path]:
 
 def _newest_timelines(folder: Path, notes: list[str]) -> list[Path]:
     """The files of the last steps in the order of the steps, then `newest.json`; at most `_MAX_TIMELINES`."""
-    found = [*sorted(folder.glob("step-*.json")), *(file for file in (folder / "newest.json",) if file.is_file())]
+    # Other names are not read: whoever wrote them may have put control characters into them.
+    steps = sorted(file for file in folder.glob("step-*.json") if _STEP_NAME.fullmatch(file.stem))
+    found = [*steps, *(file for file in (folder / "newest.json",) if file.is_file())]
     if len(found) > _MAX_TIMELINES:
         notes.append(f"only the newest {_MAX_TIMELINES} timelines are shown; all are in {folder.name}/")
     return found[-_MAX_TIMELINES:]
