@@ -169,7 +169,7 @@ def test_metrics_alone_do_not_say_whether_the_run_goes_on(tmp_path: Path) -> Non
     write_lines(tmp_path / "metrics.jsonl", metrics_lines(30))
     found = verdict(tmp_path)
     title = "State unknown at step 30: held-out score 0.2 → 0.9"
-    assert (found.title, found.level, found.is_active) == (title, "info", False)
+    assert (found.title, found.level, found.is_active) == (title, "info", True)
 
 
 def test_a_state_that_is_older_than_the_metrics_is_no_silence(tmp_path: Path) -> None:

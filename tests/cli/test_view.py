@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -30,6 +32,7 @@ from rljob_testing.cli.run_folders import (
     samples_of,
     timeline,
 )
+from rljob_testing.settings import inherited_environment
 
 Rljob = Callable[..., tuple[int, str, str]]
 RUNNING = {"phase": "Running", "exit_code": None, "num_steps": 12}
@@ -111,6 +114,8 @@ def test_a_damaged_or_newer_file_is_one_clear_error(
 def test_other_folders_and_unwritable_pages_are_one_clear_error(tmp_path: Path, rljob: Rljob) -> None:
     folder = RunRecord().write(tmp_path / "run")
     (tmp_path / "empty").mkdir()
+    link, other = tmp_path / "link.html", RunRecord().write(tmp_path / "other")
+    link.symlink_to(folder / "metrics.jsonl")
     for arguments, words in (
         ([str(tmp_path / "none")], "is not a folder"),
         ([str(tmp_path / "empty")], "is not the folder of a run"),
@@ -121,6 +126,9 @@ def test_other_folders_and_unwritable_pages_are_one_clear_error(tmp_path: Path, 
         ([str(folder), "--output", str(tmp_path / "none" / "view.html")], "cannot be written (No such file"),
         ([str(folder), "--json", str(tmp_path / "empty")], "cannot be written (Is a directory)"),
         ([str(folder), "--json", str(folder / "metrics.jsonl")], "is a file of the run; name another file"),
+        ([str(folder), "--output", str(link)], "is a file of the run; name another file"),
+        ([str(folder), "--json", str(folder / "tokens" / "training.json")], "is a file of the run; name another"),
+        ([str(other), "--against", str(folder), "--output", str(link)], "is a file of the run; name another file"),
         ([str(folder), "--output", "."], "cannot be written (Is a directory)"),
         ([str(folder), "--json", "/"], "cannot be written (Is a directory)"),
     ):
@@ -128,6 +136,31 @@ def test_other_folders_and_unwritable_pages_are_one_clear_error(tmp_path: Path, 
         assert code == 2
         assert words in errors
     assert [file.name for file in folder.glob(".*.tmp")] == []
+
+
+def test_what_somebody_put_in_the_place_of_the_page_is_replaced(tmp_path: Path, rljob: Rljob) -> None:
+    folder, other_file = RunRecord().write(tmp_path / "run"), tmp_path / "other.txt"
+    other_file.write_text("of the viewer")
+    page = folder / "view.html"
+    for put in (lambda: page.symlink_to(other_file), lambda: os.mkfifo(page)):
+        page.unlink(missing_ok=True)
+        put()
+        assert rljob("view", str(folder))[0] == 0
+        assert page.is_file()
+        assert not page.is_symlink()
+    assert other_file.read_text() == "of the viewer"
+
+
+def test_dev_stdout_does_not_replace_the_file_that_it_is(tmp_path: Path) -> None:
+    folder, output = RunRecord().write(tmp_path / "run"), tmp_path / "all.txt"
+    output.write_text("earlier\n")
+    with output.open("ab") as file:
+        command = [sys.executable, "-m", "rljob_cli", "view", str(folder), "--json", "/dev/stdout"]
+        subprocess.run(command, stdout=file, env=inherited_environment(), check=True)
+    begin, *_, end = output.read_text().splitlines()
+    assert begin == "earlier"
+    assert end.startswith("page: ")
+    assert '"verdict"' in output.read_text()
 
 
 def test_a_pipe_is_written_to_and_a_link_stays(tmp_path: Path, rljob: Rljob) -> None:

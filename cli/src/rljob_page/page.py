@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,7 +28,7 @@ from rljob_api.standard_streams import printable
 from rljob_page.errors import PageError
 from rljob_page.page_data import OtherRun, PageContent, page_content
 from rljob_page.replaced_file import replace_file
-from rljob_page.run_files import FILE_NAMES, Json, RunFiles
+from rljob_page.run_files import READ_NAMES, Json, RunFiles
 from rljob_page.small_page import MAX_PAGE_BYTES, fit, script_json
 
 PAGE_FILE_NAME = "view.html"
@@ -81,7 +82,7 @@ def write_page(
     """
     options = options or PageOptions()
     for file in (options.output, options.json_file):
-        if file is not None and file.name in FILE_NAMES and file.parent.resolve() == files.folder.resolve():
+        if file is not None and _is_of_a_run(file, files, options.other):
             raise PageError(f"{file}: is a file of the run; name another file with --output or --json")
     has_paths = options.output is None
     content = page_content(files, options.other, options.advice, now, has_paths=has_paths)
@@ -89,10 +90,11 @@ def write_page(
     docs_folder = _docs_folder() if has_paths else ""
     page = html_of(content, options.reload_seconds if is_active else None, docs_folder, max_bytes)
     output = options.output or files.folder / PAGE_FILE_NAME
-    _write(output, page)
+    # Whoever owns the folder of the run may have put a link there.
+    _write(output, page, follows_links=options.output is not None)
     if options.json_file is not None:
         # `ensure_ascii` escapes unpaired surrogates.
-        _write(options.json_file, json.dumps(content.data, allow_nan=False).encode())
+        _write(options.json_file, (json.dumps(content.data, allow_nan=False) + "\n").encode())
     omitted = content.data["omitted"]
     assert isinstance(omitted, list)
     return WrittenPage(output.absolute(), len(page), tuple(omitted), is_active)
@@ -156,10 +158,20 @@ def _docs_folder() -> str:
     return folder.as_uri() if folder.is_dir() else ""
 
 
-def _write(path: Path, content: bytes) -> None:
+def _is_of_a_run(path: Path, files: RunFiles, other: OtherRun | None) -> bool:
+    """Whether the path, or the target of the link that it is, is among the files that a page is made of."""
+    target = Path(os.path.realpath(path))
+    folders = [each.folder.resolve() for each in (files, *((other.files,) if other is not None else ()))]
+    return any(
+        target.is_relative_to(folder) and target != folder and target.relative_to(folder).parts[0] in READ_NAMES
+        for folder in folders
+    )
+
+
+def _write(path: Path, content: bytes, *, follows_links: bool = True) -> None:
     """Writes or replaces a file. Raises PageError."""
     try:
-        replace_file(path, content)
+        replace_file(path, content, follows_links=follows_links)
     except OSError as error:
         raise PageError(
             f"{path}: cannot be written ({error.strerror}); name another file with --output or --json, or free"

@@ -31,7 +31,8 @@ METRICS_FILE_NAME = "metrics.jsonl"
 SAMPLES_FILE_NAME = "samples.jsonl"
 ATTEMPTS_FILE_NAME = "attempts.jsonl"
 LOCK_FILE_NAME = ".lock"
-FILE_NAMES = (
+TOKENS_FOLDER_NAME, TIMELINES_FOLDER_NAME = "tokens", "timelines"
+READ_NAMES = (
     RESOLVED_JOB_FILE_NAME,
     JOB_FILE_NAME,
     RUN_STATE_FILE_NAME,
@@ -39,8 +40,10 @@ FILE_NAMES = (
     SAMPLES_FILE_NAME,
     ATTEMPTS_FILE_NAME,
     LOCK_FILE_NAME,
+    TOKENS_FOLDER_NAME,
+    TIMELINES_FOLDER_NAME,
 )
-TOKENS_FOLDER_NAME, TIMELINES_FOLDER_NAME = "tokens", "timelines"
+"""Files and folders in the folder of a run that a page is made of."""
 MAX_SAMPLES = 5000
 """The newest samples of a run that are read."""
 _MAX_SAMPLES_BYTES = 8 * 2**20

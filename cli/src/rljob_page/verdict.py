@@ -100,7 +100,7 @@ def verdict_of(files: RunFiles, now: datetime) -> Verdict:
     waiting = _waiting(files)
     serious = tuple(notice for notice in (failure, silence) if notice is not None)
     notices = (*serious, *alarms, *waiting, *_failed_attempts(files))
-    active = not serious and not _has_ended(files) and not _is_unknown(files)
+    active = not serious and not _has_ended(files)
     reached = _progress(files)
     if failure is not None:
         return Verdict(Level.FAILED, f"Failed{reached}: {failure.title}", notices, is_active=False)

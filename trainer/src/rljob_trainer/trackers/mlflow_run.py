@@ -64,7 +64,7 @@ class MlflowRun:
         them, and would show two values for one step."""
         values = {metric_name(name): value for name, value in row.values.items()}
         new = {name: value for name, value in values.items() if row.step > self._last_steps.get(name, -1)}
-        if len(new) < len(row.values) and not self._has_skipped:
+        if len(new) < len(values) and not self._has_skipped:
             self._has_skipped = True
             self._report(
                 "info",
