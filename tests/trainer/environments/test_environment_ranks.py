@@ -92,11 +92,13 @@ def rounds_on_a_rank(folder: Path, context: WorkerContext) -> Seen:
     # There is nothing to abort yet.
     worker.abort()
     for word in ("a", "never", "b"):
+        num_before = len(engine.requests)
         worker.submit(batch_of(10 * len(taken), word), SAMPLING)
         end, found = time.monotonic() + SECONDS, dict[int, tuple[int, str]]()
         if word == "never":
-            # Four of the six have a place.
-            while len(engine.open) < 4:
+            # Four of the six have a place. The requests are counted, because the follower may see the abort of the leader
+            # before it looks.
+            while len(engine.requests) < num_before + 4:
                 assert time.monotonic() < end
                 worker.take(0.01)
             worker.abort()
