@@ -146,6 +146,17 @@ def test_without_the_lists_of_the_starts_no_checkpoint_looks_complete(pod: Pod, 
     ]
 
 
+def test_an_unfinished_list_of_the_starts_is_not_copied(pod: Pod, claim: Path) -> None:
+    """It may disappear at any moment, and nothing is missing then."""
+    (claim / "checkpoints/starts/0002.json.tmp").write_text("[")
+    assert pod.download(Selection(only=frozenset({Part.CHECKPOINTS}))).problems == []
+    assert names(pod.folder) == [
+        "checkpoints/starts/list.json",
+        "checkpoints/step-1/manifest.json",
+        "checkpoints/step-1/weights.safetensors",
+    ]
+
+
 def test_a_list_of_the_starts_that_becomes_a_link_is_not_copied_and_no_checkpoint_looks_complete(
     pod: Pod, claim: Path
 ) -> None:

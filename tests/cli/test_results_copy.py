@@ -253,8 +253,11 @@ def test_an_outage_of_ten_minutes_does_not_end_a_watch(tmp_path: Path, monkeypat
         assert viewed.refresh(), "the newest files are not there yet"
         outcomes = [Downloaded()]
         assert not viewed.refresh()
+        # Nothing is copied while the job waits.
+        clock.sleep(3600)
         server.jobs = [job("uid", RUNNING)]
-        outcomes = [outage]
+        outcomes = [outage, outage]
+        assert viewed.refresh()
         clock.sleep(601)
         with pytest.raises(ResultsError):
             viewed.refresh()

@@ -239,7 +239,9 @@ def test_a_kl_that_grows_while_the_policy_learns_is_usual() -> None:
     assert found[Reason.HIGH_KL].message == Mentions(
         "is 3 nats per token", "limit: 2, the larger of 1 and", "learningRate"
     )
-    assert list(raised_by(steps_of(KL_LOSS, [0.0, 2.0, 5.0, 4.0]))) == [Reason.HIGH_KL]
+    for first in (0.0, 0.3):
+        assert list(raised_by(steps_of(KL_LOSS, [first, 2.0, 5.0, 4.0]))) == [Reason.HIGH_KL]
+    assert list(raised_by(steps_of(KL_LOSS, [0.3, 2.5, 2.8, *[2.9] * 30]))) == [Reason.HIGH_KL]
 
 
 def test_a_kl_that_begins_high_is_usual_until_it_grows() -> None:

@@ -49,7 +49,7 @@ def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> RLJ
         )
     if status == 404:
         return ObjectNotFoundError(
-            f"{cluster}: the API server rejected the request ({message}); correct the field that this message names"
+            f"{cluster}: the API server rejected the request ({message}); change what this message names"
         )
     if status == 409 and refusal.reason == "AlreadyExists":
         return JobExistsError(refusal.details.name)
@@ -58,7 +58,7 @@ def error_of_response(status: int, body: bytes, cluster: str, flags: str) -> RLJ
     if status in (429, 500, 502, 503, 504):
         return ClusterUnreachableError(cluster, message)
     return RejectedError(
-        f"{cluster}: the API server rejected the request ({message}); correct the field that this message names",
+        f"{cluster}: the API server rejected the request ({message}); change what this message names",
         # A cause without a field says that further rules were not checked.
         [Problem(cause.field, one_line(cause.message)) for cause in refusal.details.causes if cause.field != "<nil>"],
     )

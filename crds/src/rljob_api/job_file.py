@@ -66,6 +66,9 @@ def read_job_text(path: FilePath) -> str:
         wrong = f"the file must be UTF-8 text (byte 0x{data[error.start]:02x} at position {error.start} is invalid)"
         problem = Problem("", f"{wrong}; save it as UTF-8", 1, 1)
         raise JobFileError(str(path), [problem], unchecked=_FIELDS) from error
+    except ValueError as error:
+        # The path contains a zero byte.
+        raise JobFileError(str(path), [Problem("", f"cannot read the file ({error}); check its path", 1, 1)]) from error
 
 
 def load_job_text(text: str, source: str = "job") -> RLJob:

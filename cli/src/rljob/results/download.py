@@ -213,7 +213,7 @@ class Download:
         self._progress = progress
         self._counted = _Counted(progress)
         self._sleep = sleep
-        self._reader: PodClient | None = None
+        self._client: PodClient | None = None
         self._changes: dict[Path, int] = {}
         self._incomplete: set[str | None] = set()
         self._gone: list[str] = []
@@ -254,9 +254,9 @@ class Download:
 
     def close(self) -> None:
         """Closes the connection."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def _with_retries(self, action: Callable[[], ResultT]) -> ResultT:
         failures = 0
@@ -277,9 +277,9 @@ class Download:
                 self._sleep(min(2.0 ** (failures - 1), 15.0))
 
     def _open(self) -> PodClient:
-        if self._reader is None:
-            self._reader = PodClient(self._connect())
-        return self._reader
+        if self._client is None:
+            self._client = PodClient(self._connect())
+        return self._client
 
     def _list(self, result: Downloaded) -> dict[Path, RemoteFile]:
         """The selected files that are not there yet, by their local path."""
@@ -297,8 +297,8 @@ class Download:
             if target is None or not _can_exist(target):
                 result.problems.append(f"'{one_line(path)}': this name is not possible here")
                 self._incomplete.add(manifest_of(path))
-            elif is_withheld(path, self._incomplete):
-                if target.is_file() and not _is_same(target, files[path]):
+            elif is_withheld(path, self._incomplete) and not _is_same(target, files[path]):
+                if target.is_file():
                     target.unlink()
                 result.problems.append(
                     f"{one_line(path)}: left out, because other files of the checkpoints are missing"

@@ -44,9 +44,10 @@ def wait_until_running(cluster: Cluster, job: StoredJob, name: str, note: Callab
         try:
             pod, events = _read(cluster, job.metadata.namespace, name)
         except ClusterUnreachableError:
-            # The pod goes on meanwhile.
             if seconds - read_at > MAX_UNREACHABLE_SECONDS:
                 raise
+            # What the pod does meanwhile cannot be seen, so this time does not count.
+            pulled_at = seconds
             clock.sleep(POLL_SECONDS)
             continue
         read_at = seconds

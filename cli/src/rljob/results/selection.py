@@ -134,14 +134,17 @@ def selection_of(only: Collection[str], *, checkpoints: bool = False, logs: bool
 
 
 def complete_checkpoints(paths: Collection[str]) -> list[str]:
-    """The paths without files of checkpoints that have no manifest, in an order in which a copy that is stopped never
-    looks complete: the lists of the starts first, because without them checkpoints that a later start does not accept
-    would look valid, and the manifests last."""
+    """The paths without files of checkpoints that have no manifest and without unfinished lists of starts.
+
+    In their order, a copy that is stopped never looks complete: the lists of the starts are first, because without them
+    checkpoints that a later start does not accept would look valid, and the manifests are last.
+    """
     given = set(paths)
     kept = [
         path
         for path in paths
-        if not path.startswith(f"{CHECKPOINT_FOLDER}/") or path.startswith(_STARTS) or manifest_of(path) in given
+        if not path.startswith(f"{CHECKPOINT_FOLDER}/")
+        or (path.endswith(".json") if path.startswith(_STARTS) else manifest_of(path) in given)
     ]
     return sorted(kept, key=lambda path: (path == manifest_of(path), not path.startswith(_STARTS), path))
 

@@ -93,21 +93,25 @@ def viewed_job(
     with _copying(cluster, job, folder, options, console, clock, is_quiet=True) as copy:
         newest, printed = _Newest(cluster, job, clock), set[str]()
         is_complete = False
-        copied_at: datetime | None = None
+        has_copied = False
+        failing_since: datetime | None = None
 
         def refresh() -> bool:
-            nonlocal is_complete, copied_at
+            nonlocal is_complete, has_copied, failing_since
             found = newest.read()
             if not is_complete or _is_written(found):
                 try:
                     problems = copy.run().problems
                 except ResultsError as error:
-                    if error.exit_code != ExitCode.INFRASTRUCTURE or not _is_recent(copied_at, clock):
+                    failing_since = failing_since or clock.now()
+                    seconds = (clock.now() - failing_since).total_seconds()
+                    is_outage = error.exit_code == ExitCode.INFRASTRUCTURE and seconds <= MAX_UNREACHABLE_SECONDS
+                    if not has_copied or not is_outage:
                         raise
                     # The page is still that of the last copy.
                     is_complete = False
                     return True
-                copied_at = clock.now()
+                has_copied, failing_since = True, None
                 for line in problems:
                     if line not in printed:
                         printed.add(line)
@@ -120,11 +124,6 @@ def viewed_job(
             return not is_over(found)
 
         yield ViewedJob(folder, refresh)
-
-
-def _is_recent(time: datetime | None, clock: Clock) -> bool:
-    """Whether the API server may have been unreachable since this time; then the command waits for it."""
-    return time is not None and (clock.now() - time).total_seconds() <= MAX_UNREACHABLE_SECONDS
 
 
 def _is_written(job: StoredJob) -> bool:
@@ -158,7 +157,7 @@ class _Newest:
                 raise deleted_meanwhile(self._job.where)
             self._job, self._read_at = found, self._clock.now()
         except ClusterUnreachableError:
-            if not _is_recent(self._read_at, self._clock):
+            if (self._clock.now() - self._read_at).total_seconds() > MAX_UNREACHABLE_SECONDS:
                 raise
         return self._job
 

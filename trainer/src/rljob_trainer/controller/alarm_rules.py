@@ -366,7 +366,7 @@ class Kl:
             return _not_finite("the KL divergence of policy and reference")
         if self.range is None:
             # A reference that is another model has a large KL from the first step on.
-            self.range = UsualRange(USUAL_KL, max(USUAL_KL, GROWTH * kl))
+            self.range = UsualRange(USUAL_KL, GROWTH * kl if kl > USUAL_KL else USUAL_KL)
         limit = self.range.limit_for(kl)
         if kl <= limit:
             return Observation(kl)

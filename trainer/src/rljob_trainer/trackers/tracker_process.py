@@ -162,7 +162,8 @@ class TrackerProcess:
             self._has_failed = True
             with contextlib.suppress(queue.Empty):
                 while True:
-                    self._waiting.get_nowait()
+                    is_message = self._waiting.get_nowait() is not None
+                    self.num_dropped += is_message and not self._is_ending
         if not self._is_ending:
             log.warning("%s: its process has ended, so it gets no more data; see %s", self.kind, self.log_file)
 
