@@ -96,7 +96,7 @@ def rounds_on_a_rank(folder: Path, context: WorkerContext) -> Seen:
         worker.submit(batch_of(10 * len(taken), word), SAMPLING)
         end, found = time.monotonic() + SECONDS, dict[int, tuple[int, str]]()
         if word == "never":
-            # Four of the six have a place. Requests are counted, because the leader may abort before the follower looks.
+            # Four of the six have a place. Requests are counted: the leader may abort before the follower looks.
             while len(engine.requests) < num_before + 4:
                 assert time.monotonic() < end
                 worker.take(0.01)
