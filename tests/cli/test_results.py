@@ -19,7 +19,7 @@ from rljob_api.contract_documents import load_run_state
 from rljob_cli.cluster import results
 from rljob_cli.cluster import view_job as view_of_job
 from rljob_cli.cluster.view_job import view_job
-from rljob_cli.local.view import ViewOptions, write_view
+from rljob_cli.local.view import ENDED, WATCHING, ViewOptions, write_view
 from rljob_page.page import WrittenPage
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
@@ -152,8 +152,9 @@ def test_view_watches_until_the_job_finishes_and_copies_only_what_has_grown(
     job.write_status("small", status)
     options = ViewOptions(tmp_path, watch=True, output=tmp_path / "page.html")
     selected = ClusterOptions(kubeconfig=job.kubeconfig)
-    console = Console(file=io.StringIO(), width=200)
-    assert view_job(selected, "small", None, options, console, Clock(sleep=train)) == 0
+    output = io.StringIO()
+    assert view_job(selected, "small", None, options, Console(file=output, width=200), Clock(sleep=train)) == 0
+    assert output.getvalue().endswith(f"{WATCHING}\n{ENDED}\n")
     assert [(text.count("step"), phase) for text, phase in pages] == [(1, "Running"), (2, "Running"), (3, "Complete")]
     assert "Complete at step 12 of 80" in (tmp_path / "page.html").read_text()
     (folder,) = (tmp_path / "cache" / "rljob" / "view" / job.namespace).iterdir()

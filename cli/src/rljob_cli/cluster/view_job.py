@@ -13,7 +13,7 @@ from rljob.stored_job import StoredJob
 from rljob_api.constants import ExitCode
 from rljob_cli.cluster.results import viewed_job
 from rljob_cli.errors import CliError
-from rljob_cli.local.view import ViewOptions, print_page, write_view
+from rljob_cli.local.view import ENDED, WATCHING, ViewOptions, print_page, write_view
 
 WATCH_SECONDS = 10.0
 """Between two copies."""
@@ -47,10 +47,14 @@ def view_job(
             of_copy = replace(options, folder=viewed.folder)
             is_active = viewed.refresh()
             print_page(write_view(replace(of_copy, is_active=is_active)), console)
+            if options.watch and is_active:
+                console.print(WATCHING, soft_wrap=True)
             while options.watch and is_active:
                 clock.sleep(WATCH_SECONDS)
                 is_active = viewed.refresh()
                 write_view(replace(of_copy, is_active=is_active))
+            if options.watch:
+                console.print(ENDED, soft_wrap=True)
             return 0
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

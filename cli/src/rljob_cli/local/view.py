@@ -24,6 +24,8 @@ _POLL_SECONDS = 2.0
 _RELOAD_SECONDS = 5
 _SILENT_POLLS = 30
 """After so many polls without a change, a watched page is written again, because it shows how much time has passed."""
+WATCHING = "The page is written again until the run ends; Ctrl-C ends this command only."
+ENDED = "The run has ended."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +52,13 @@ def view(options: ViewOptions, console: Console, wait: Callable[[float], None] =
     if not options.watch:
         return int(ExitCode.SUCCESS)
     if page.is_active:
-        console.print(
-            Text("The page is written again until the run ends; Ctrl-C ends this command only."), soft_wrap=True
-        )
+        console.print(WATCHING, soft_wrap=True)
     try:
         while page.is_active:
             page = _next_page(options, wait)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
-    console.print(Text("The run has ended."), soft_wrap=True)
+    console.print(ENDED, soft_wrap=True)
     return int(ExitCode.SUCCESS)
 
 
