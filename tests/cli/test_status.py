@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
-from rljob.job_state import attempt_text
+from rljob.job_attempts import attempt_text
 from rljob.stored_job import StoredJob, stored_job
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_cli.cluster.status import job_lines

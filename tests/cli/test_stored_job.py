@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
-from rljob.job_state import attempt_state
+from rljob.job_attempts import attempt_state
 from rljob.stored_job import StoredJob, stored_job
 from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_cli.cluster.explain import explanation

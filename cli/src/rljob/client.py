@@ -10,8 +10,8 @@ from pathlib import Path
 from rljob import pod_logs, steering, submission, waiting
 from rljob.cluster import ClusterOptions, connect
 from rljob.errors import RejectedError, deleted_meanwhile
+from rljob.job_attempts import is_over
 from rljob.job_source import job_in_file, job_of_values
-from rljob.job_state import is_over
 from rljob.log_options import Container, LogOptions
 from rljob.polling import Clock, poll_until_finished
 from rljob.results.download import Downloaded

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from rljob.cluster import Cluster
 from rljob.errors import NoLogError, RejectedError
-from rljob.job_state import attempt_text, is_over, newest_attempt, storage_uri
-from rljob.job_status import moment, waits_for
+from rljob.job_attempts import attempt_text, is_over, newest_attempt, storage_uri
+from rljob.job_conditions import moment, waits_for
 from rljob.kubernetes_models import Pod
 from rljob.log_options import Container, LogOptions
 from rljob.plain_text import one_line, time_text

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from rljob.cluster import Cluster
 from rljob.errors import ClusterUnreachableError, JobNotFoundError
-from rljob.job_state import is_over
+from rljob.job_attempts import is_over
 from rljob.stored_job import StoredJob
 
 POLL_SECONDS = 2.0

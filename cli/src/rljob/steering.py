@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from rljob.cluster import Cluster
 from rljob.errors import JobFinishedError, RejectedError
-from rljob.job_state import (
+from rljob.job_attempts import (
     attempt_state,
     attempt_under_way,
     is_to_be_retried,
@@ -24,7 +24,7 @@ from rljob.job_state import (
     stop_is_pending,
     storage_uri,
 )
-from rljob.job_status import moment
+from rljob.job_conditions import moment
 from rljob.plain_text import age, duration_text, one_line, shortened, time_text
 from rljob.stored_job import StoredJob
 from rljob.waiting import Outcome, OutcomeOf, ended, finished_instead, runs, state_text

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob.errors import ClusterError
-from rljob.job_status import Ending, ending, waits_for
+from rljob.job_conditions import Ending, ending, waits_for
 from rljob.kubernetes_models import Json, ObjectMeta
 from rljob.plain_text import one_line
 from rljob_api.base import WireModel

@@ -10,8 +10,8 @@ from enum import StrEnum
 from rljob.cluster import Cluster, ClusterOptions, connect
 from rljob.differences import differences
 from rljob.errors import JobExistsError, RejectedError
+from rljob.job_attempts import attempt_under_way
 from rljob.job_source import JobSource
-from rljob.job_state import attempt_under_way
 from rljob.stored_job import StoredJob
 from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.errors import ContractError, Problem

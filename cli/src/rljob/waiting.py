@@ -16,8 +16,8 @@ from rljob.errors import (
     WaitTimeoutError,
     deleted_meanwhile,
 )
-from rljob.job_state import attempt_state, attempt_under_way, is_over, is_running
-from rljob.job_status import condition
+from rljob.job_attempts import attempt_state, attempt_under_way, is_over, is_running
+from rljob.job_conditions import condition
 from rljob.plain_text import duration_text, one_line, shortened
 from rljob.polling import MAX_UNREACHABLE_SECONDS, POLL_SECONDS, Clock, poll_job
 from rljob.stored_job import StoredJob

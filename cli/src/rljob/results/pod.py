@@ -42,13 +42,13 @@ _PROGRAM_VARIABLE = "RLJOB_PROGRAM"
 _PYTHON = ("python3", "-I", "-B", "-c")
 _RUN_PROGRAM = f"import os; exec(os.environ[{_PROGRAM_VARIABLE!r}])"
 """The program is in a variable, because the command of `exec` is a part of a URL, whose length is limited."""
-IDLE_SECONDS = 120
+POD_IDLE_SECONDS = 120
 """The pod ends after this time without a connection."""
 ACTIVE_SECONDS = 3600
 """The pod ends after this time in any case. A copy that takes longer continues with another pod."""
-_OLD = timedelta(minutes=40)
+_LEFT_OVER_AGE = timedelta(minutes=40)
 """A pod that has not started after this time is a left-over: no command waits so long for the start (`pod_start`)."""
-_LATE_SECONDS = 1.0
+_CREATE_GRACE_SECONDS = 1.0
 """Time for the API server to handle a request to create a pod, after the command has stopped waiting for it."""
 _DEFAULT_USER = 1000
 """User of the job's pods if the status does not say it: the chart's default."""
@@ -133,7 +133,7 @@ def _container(runs_as: PodUser, folder: str) -> Json:
         "name": CONTAINER,
         "image": runs_as.image,
         **({"imagePullPolicy": runs_as.pull_policy} if runs_as.pull_policy else {}),
-        "command": [*_PYTHON, _RUN_PROGRAM, "wait", str(IDLE_SECONDS)],
+        "command": [*_PYTHON, _RUN_PROGRAM, "wait", str(POD_IDLE_SECONDS)],
         "env": [{"name": _PROGRAM_VARIABLE, "value": program.replace("$(", "$$(")}],
         "resources": _RESOURCES,
         "securityContext": {
@@ -163,7 +163,7 @@ class ResultsPod:
         self._runs_as = pod_user(job, image)
         self._pods = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         self._name: str | None = None
-        self._is_unanswered = False
+        self._creation_unconfirmed = False
 
     def __enter__(self) -> ResultsPod:
         return self
@@ -197,10 +197,10 @@ class ResultsPod:
         self._delete_left_overs()
         # The name is set first, so that the pod is deleted also if the command is stopped during the next request.
         self._name = f"{self._job.metadata.name}-results-{secrets.token_hex(3)}"
-        self._is_unanswered = True
+        self._creation_unconfirmed = True
         try:
             self._cluster.request("POST", self._pods, body=manifest(self._job, self._name, self._runs_as, placement))
-            self._is_unanswered = False
+            self._creation_unconfirmed = False
         except ClusterUnreachableError:
             raise
         except NotAllowedError:
@@ -226,17 +226,17 @@ class ResultsPod:
         selector = [("labelSelector", f"{LABEL_RESULTS_OF}={self._job.metadata.uid}")]
         items = self._cluster.request("GET", self._pods, selector).get("items")
         for pod in map(Pod.model_validate, items if isinstance(items, list) else []):
-            is_old = pod.metadata.creation_timestamp < self._clock.now() - _OLD
+            is_old = pod.metadata.creation_timestamp < self._clock.now() - _LEFT_OVER_AGE
             if pod.status.phase in ("Succeeded", "Failed") or (pod.status.phase == "Pending" and is_old):
                 self._delete(pod.metadata.name)
 
     def delete(self) -> None:
         """Deletes the pod of this command; the next connection creates another one. Raises nothing."""
         name, self._name = self._name, None
-        if name is None or self._delete(name) or not self._is_unanswered:
+        if name is None or self._delete(name) or not self._creation_unconfirmed:
             return
         # Ctrl-C during the request that creates the pod: the API server may handle it later.
-        self._clock.sleep(_LATE_SECONDS)
+        self._clock.sleep(_CREATE_GRACE_SECONDS)
         self._delete(name)
 
     def _delete(self, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 It needs only Python 3.8 and the standard library, because the pod uses the image of the job.
 
-`wait IDLE_SECONDS` is the main process of the container. It exits when no other process has run in the container for
+`wait SECONDS` is the main process of the container. It exits when no other process has run in the container for
 that long, so that the pod also ends if the user's machine disappears.
 
 `serve FOLDER` reads requests from standard input, one JSON object per line, and writes the responses to standard
@@ -36,7 +36,7 @@ import time
 PIECE_BYTES = 1 << 20
 REPORT_SECONDS = 2.0
 """After this time without output, the program writes a `wait` line, so that the caller knows that it is alive."""
-IDLE_SECONDS = 300
+REQUEST_TIMEOUT_SECONDS = 300
 """`serve` exits after this time without a request, and if nobody reads its output for so long. Otherwise the connection
 of a machine that has disappeared could stay open for hours."""
 MAX_FILES = 200_000
@@ -65,7 +65,7 @@ class Output:
 
     def _write(self, piece: bytes) -> None:
         view = memoryview(piece)
-        signal.alarm(IDLE_SECONDS)
+        signal.alarm(REQUEST_TIMEOUT_SECONDS)
         while view:
             view = view[os.write(1, view) :]
         self._last = time.monotonic()
@@ -191,9 +191,9 @@ def read_files(root: str, requests: list[tuple[str, int, str, int]], output: Out
 def serve(root: str) -> None:
     """Handles requests until standard input ends."""
     output = Output()
-    signal.alarm(IDLE_SECONDS)
+    signal.alarm(REQUEST_TIMEOUT_SECONDS)
     for line in sys.stdin.buffer:
-        signal.alarm(IDLE_SECONDS)
+        signal.alarm(REQUEST_TIMEOUT_SECONDS)
         request = json.loads(line)
         if "list" in request:
             list_files(root, request["list"], set(request["skip"]), output)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rljob.cluster import Cluster
 from rljob.errors import ResultsError, RLJobError
-from rljob.job_state import storage_uri
+from rljob.job_attempts import storage_uri
 from rljob.polling import Clock
 from rljob.results.download import Download, Downloaded, DownloadProgress
 from rljob.results.pod import ResultsPod

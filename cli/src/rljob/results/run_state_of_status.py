@@ -6,8 +6,8 @@ reader needs of it, and more: also how the job ended if the trainer was killed.
 
 from __future__ import annotations
 
-from rljob.job_state import is_to_be_retried, newest_attempt
-from rljob.job_status import moment, waits_for
+from rljob.job_attempts import is_to_be_retried, newest_attempt
+from rljob.job_conditions import moment, waits_for
 from rljob.kubernetes_models import Json
 from rljob.polling import utc_now
 from rljob.stored_job import StoredJob

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from rljob.cluster import Cluster
 from rljob.errors import ClusterError, ClusterUnreachableError, JobNotFoundError
-from rljob.job_state import is_over, is_to_be_retried, newest_attempt
-from rljob.job_status import waits_for
+from rljob.job_attempts import is_over, is_to_be_retried, newest_attempt
+from rljob.job_conditions import waits_for
 from rljob.plain_text import one_line
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
 from rljob.port_forwarding import PortForwarding

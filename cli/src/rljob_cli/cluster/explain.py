@@ -11,8 +11,8 @@ from rich.text import Text
 
 from rljob.cluster import Cluster, PlacedPods
 from rljob.errors import NotAllowedError
-from rljob.job_state import attempt_under_way, missing_capacity, newest_attempt, stop_asked_at, waits_in_queue
-from rljob.job_status import Ending, condition, moment, waits_for
+from rljob.job_attempts import attempt_under_way, missing_capacity, newest_attempt, stop_asked_at, waits_in_queue
+from rljob.job_conditions import Ending, condition, moment, waits_for
 from rljob.kubernetes_models import ContainerStatus, Event, Pod
 from rljob.plain_text import age, one_line, shortened, time_text
 from rljob.polling import utc_now

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from rljob.errors import ClusterError
-from rljob.job_state import newest_attempt
-from rljob.job_status import condition
+from rljob.job_attempts import newest_attempt
+from rljob.job_conditions import condition
 from rljob.stored_job import StoredJob
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import ErrorCause

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from rljob.cluster import Cluster
 from rljob.errors import ClusterUnreachableError
-from rljob.job_state import newest_attempt
+from rljob.job_attempts import newest_attempt
 from rljob.kubernetes_models import Json
 from rljob.plain_text import age, number_text, one_line
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock, utc_now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from rljob.job_state import (
+from rljob.job_attempts import (
     application_retries_left,
     attempt_under_way,
     infrastructure_retries_left,
@@ -15,7 +15,7 @@ from rljob.job_state import (
     retry_asked_at,
     storage_uri,
 )
-from rljob.job_status import Ending, condition, moment, waits_for
+from rljob.job_conditions import Ending, condition, moment, waits_for
 from rljob.plain_text import duration_text, in_time, time_text
 from rljob.stored_job import StoredJob
 from rljob_api.conditions import NO_ROOM, ConditionType, Reason

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rljob.cluster import Cluster
 from rljob.errors import ClusterUnreachableError, ResultsError, deleted_meanwhile
-from rljob.job_state import attempt_state, attempt_under_way, is_over
+from rljob.job_attempts import attempt_state, attempt_under_way, is_over
 from rljob.plain_text import bytes_text
 from rljob.polling import MAX_UNREACHABLE_SECONDS, Clock
 from rljob.results.download import Downloaded

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from rich.text import Text
 
-from rljob.job_state import (
+from rljob.job_attempts import (
     application_retries_used,
     attempt_reason,
     attempt_resumed_from,
@@ -19,7 +19,7 @@ from rljob.job_state import (
     stop_asked_at,
     with_failure_class,
 )
-from rljob.job_status import ending, moment
+from rljob.job_conditions import ending, moment
 from rljob.plain_text import age, duration_text, in_time, number_text, one_line, shortened, time_text
 from rljob.stored_job import StoredJob
 from rljob_api.conditions import ConditionType

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rljob.cluster import Cluster
 from rljob.errors import NOT_FOUND_EXIT_CODE
-from rljob.job_state import attempt_text, is_over, stop_asked_at
+from rljob.job_attempts import attempt_text, is_over, stop_asked_at
 from rljob.plain_text import one_line
 from rljob.polling import Clock, poll_until_finished
 from rljob.stored_job import StoredJob

@@ -54,7 +54,7 @@ USUAL_TRUNCATED = 0.5
 USUAL_EQUAL = 0.9
 """Largest usual fraction of groups with equal scores: at 0.9 a step trains on a tenth of its responses. Runs that learn
 a hard task begin at 0.8."""
-SOLVED = 0.8
+SOLVED_FRACTION = 0.8
 """Groups with equal scores are no problem if the mean score has reached this fraction of the range of scores in the
 steps before: then most of them are equal because the policy solves the prompts."""
 USUAL_DIFFERENCE = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.05}
@@ -65,11 +65,11 @@ USUAL_REJECTED = 0.5
 USUAL_MERGE_ERROR = 0.1
 """Largest usual fraction of merged adapters that rounding loses (docs/lora.md). It is larger in the first steps of a
 run, while the adapters are small."""
-GROWTH = 10
+MEDIAN_FACTOR = 10
 """A gradient norm or KL is unusual above this multiple of its median in the steps before."""
-WARM_UP = 10
+MIN_MEDIAN_VALUES = 10
 """Number of values that such a median needs, and of steps from which the range of scores is known."""
-HISTORY = 100
+MAX_MEDIAN_VALUES = 100
 """Number of the newest values that such a median is computed from. It is limited so that the usual range follows a
 training that changes slowly."""
 USUAL_KL = 1.0
@@ -267,7 +267,7 @@ class EqualScores:
     """The fraction of groups whose scores are all equal, while the policy does not solve its prompts."""
 
     def __init__(self) -> None:
-        self.ranges: deque[tuple[float, float]] = deque(maxlen=HISTORY)
+        self.ranges: deque[tuple[float, float]] = deque(maxlen=MAX_MEDIAN_VALUES)
         """The lowest and the highest score of the newest steps in which scores differ, without unusual steps."""
 
     def observe(self, metrics: Metrics) -> Observation | None:
@@ -277,7 +277,7 @@ class EqualScores:
         if fraction is None or mean is None or lowest is None or highest is None:
             return None
         is_usual = fraction <= USUAL_EQUAL
-        if lowest < highest and (is_usual or len(self.ranges) < WARM_UP):
+        if lowest < highest and (is_usual or len(self.ranges) < MIN_MEDIAN_VALUES):
             self.ranges.append((lowest, highest))
         if is_usual or self._is_solved(mean):
             return Observation(fraction)
@@ -298,24 +298,24 @@ class EqualScores:
             return False
         lowest = statistics.median_high(each for each, _ in self.ranges)
         highest = statistics.median_low(each for _, each in self.ranges)
-        return mean >= lowest + SOLVED * (highest - lowest)
+        return mean >= lowest + SOLVED_FRACTION * (highest - lowest)
 
 
 class UsualRange:
-    """What is usual for a metric by its own history: up to `GROWTH` times its median, without unusual values."""
+    """What is usual for a metric by its own history: up to `MEDIAN_FACTOR` times its median, without unusual values."""
 
     def __init__(self, always_usual_up_to: float, warm_up_limit: float) -> None:
         """`warm_up_limit`: the limit before the median is known."""
         self.always_usual_up_to = always_usual_up_to
         self.warm_up_limit = warm_up_limit
-        self.values: deque[float] = deque(maxlen=HISTORY)
+        self.values: deque[float] = deque(maxlen=MAX_MEDIAN_VALUES)
 
     def limit_for(self, value: float) -> float:
         """The largest usual value, by the values before this one. A zero does not count as a value: without a learning
         signal the gradient is 0."""
         limit = self.warm_up_limit
-        if len(self.values) >= WARM_UP:
-            limit = max(self.always_usual_up_to, GROWTH * statistics.median(self.values))
+        if len(self.values) >= MIN_MEDIAN_VALUES:
+            limit = max(self.always_usual_up_to, MEDIAN_FACTOR * statistics.median(self.values))
         if 0 < value <= limit:
             self.values.append(value)
         return limit
@@ -346,8 +346,8 @@ class GradientNorm:
             return Observation(norm)
         return Observation(
             norm,
-            f"the norm of the policy's gradient is {norm:.3g} (limit: {limit:.3g}, the larger of {GROWTH} times its "
-            f"median in this run and optimizer.maxGradientNorm); {advice}",
+            f"the norm of the policy's gradient is {norm:.3g} (limit: {limit:.3g}, the larger of {MEDIAN_FACTOR} times "
+            f"its median in this run and optimizer.maxGradientNorm); {advice}",
         )
 
 
@@ -366,15 +366,15 @@ class Kl:
             return _not_finite("the KL divergence of policy and reference")
         if self.range is None:
             # A reference that is another model has a large KL from the first step on.
-            self.range = UsualRange(USUAL_KL, GROWTH * kl if kl > USUAL_KL else USUAL_KL)
+            self.range = UsualRange(USUAL_KL, MEDIAN_FACTOR * kl if kl > USUAL_KL else USUAL_KL)
         limit = self.range.limit_for(kl)
         if kl <= limit:
             return Observation(kl)
         return Observation(
             kl,
             f"the KL divergence of policy and reference is {kl:.3g} nats per token (limit: {limit:.3g}, the larger of "
-            f"{USUAL_KL:g} and {GROWTH} times its usual value in this run); reduce optimizer.learningRate or increase "
-            "algorithm.kl.coefficient, and read responses in samples.jsonl",
+            f"{USUAL_KL:g} and {MEDIAN_FACTOR} times its usual value in this run); reduce optimizer.learningRate or "
+            "increase algorithm.kl.coefficient, and read responses in samples.jsonl",
         )
 
 

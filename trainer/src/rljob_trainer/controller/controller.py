@@ -72,8 +72,10 @@ log = logging.getLogger(__name__)
 MAX_STEP_SHARE, MAX_EVALUATION_SHARE = 0.004, 0.001
 """Fractions of a run's time for the newest timeline and tokens of steps, and for tokens of evaluations. Short steps and
 their evaluations are not all recorded, but the last ones are."""
-SPANS_OF_NEWEST, MIN_SPANS_OF_NEWEST = 4_000, 100
-"""The timeline of the newest step has at most so many spans, but not fewer than the latter of each process."""
+SPANS_OF_NEWEST = 4_000
+"""Spans in the timeline of the newest step, of all processes."""
+MIN_SPANS_OF_NEWEST = 100
+"""Spans that each process has in it, even if there are then more in total."""
 
 
 class Controller:

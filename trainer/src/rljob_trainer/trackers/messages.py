@@ -127,7 +127,7 @@ class Redaction:
         secrets = [value for name, value in environment.items() if is_secret_name(name)]
         # A value from a file often ends with a newline, which libraries remove; and output is a line at a time.
         values = {part.strip() for value in secrets for part in (value, *value.splitlines())}
-        # Also as they stand in JSON.
+        # The JSON-escaped form, too.
         found = {written for value in values for written in (value, json.dumps(value)[1:-1])}
         # The longest first, because one value may be a part of another.
         self._secrets = sorted((value for value in found if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True)

@@ -2,7 +2,7 @@
 
 How the job finished is in `status.result`; if that is missing, in the conditions.
 
-See also: `job_state` derives more from the whole job.
+See also: `job_attempts` derives more from the whole job.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Interprets a job: its attempts, what it waits for, which requests are pending, how many retries are left, where its
 results are.
 
-See also: `stored_job` parses the job, `job_status` reads its conditions.
+See also: `stored_job` parses the job, `job_conditions` reads its conditions.
 """
 
 from __future__ import annotations
 
-from rljob.job_status import waits_for
+from rljob.job_conditions import waits_for
 from rljob.plain_text import one_line
 from rljob.stored_job import StoredJob
 from rljob_api.conditions import Reason
