@@ -207,7 +207,7 @@ def test_odd_names_are_copied_and_links_and_pipes_are_not(pod: Pod, claim: Path)
 def test_the_program_ends_if_nobody_sends_a_request_any_more(tmp_path: Path) -> None:
     """The machine of the user may have disappeared without closing the connection."""
     text = PROGRAM.read_text()
-    program = text.replace("\nIDLE_SECONDS = 300\n", "\nIDLE_SECONDS = 1\n")
+    program = text.replace("\nREQUEST_TIMEOUT_SECONDS = 300\n", "\nREQUEST_TIMEOUT_SECONDS = 1\n")
     assert program != text
     command = [sys.executable, "-I", "-B", "-c", program, "serve", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
