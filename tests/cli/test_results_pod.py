@@ -140,7 +140,14 @@ def test_a_pod_that_does_not_start_in_time_is_an_error_with_its_event(
 def test_the_time_to_pull_the_image_does_not_count_as_time_to_start(
     rljob: Rljob, job: JobCluster, pods: PodRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pods.statuses = [{"phase": "Pending"}]
+    # What the kubelet writes until the containers have started says nothing.
+    unready = {
+        "status": "False",
+        "reason": "ContainersNotReady",
+        "message": "containers with unready status: [results]",
+    }
+    conditions = [{"type": kind, **unready} for kind in ("Ready", "ContainersReady")]
+    pods.statuses = [{"phase": "Pending", "conditions": conditions}]
     clock = SteppedClock()
 
     events = f"/api/v1/namespaces/{job.namespace}/events"
@@ -163,6 +170,7 @@ def test_the_time_to_pull_the_image_does_not_count_as_time_to_start(
     code, output, _ = rljob("get-results", "small", str(tmp_path / "copy"))
     assert code == 0
     assert "Pulling image" in output
+    assert "unready" not in output
 
 
 @pytest.mark.usefixtures("claim", "default_hangup")

@@ -117,7 +117,12 @@ def _waiting_reason(pod: Pod, events: Sequence[Event]) -> tuple[str, str]:
     warnings = [event for event in events if event.type == "Warning"]
     if warnings:
         return warnings[-1].reason, warnings[-1].message
-    unmet = [each for each in pod.status.conditions if each.status == "False" and each.message]
+    # These two only say that the containers have not started.
+    unmet = [
+        each
+        for each in pod.status.conditions
+        if each.status == "False" and each.message and each.type not in ("Ready", "ContainersReady")
+    ]
     return (unmet[0].reason, unmet[0].message) if unmet else ("", "")
 
 
