@@ -114,6 +114,15 @@ def test_a_field_that_refers_to_another_one_has_only_fields_that_are_described_t
         assert all("description" in by_path[other + each] for each in first_level)
 
 
+def test_only_own_fields_of_a_named_dataset_have_descriptions() -> None:
+    by_path = dict(schemas(root_schema()))
+    below = ".spec.training.datasets.items."
+    described = {
+        path.removeprefix(below) for path in by_path if path.startswith(below) and "description" in by_path[path]
+    }
+    assert described == {"name", "weight", "rewards"}
+
+
 def test_number_bounds_quantities_and_free_maps_take_their_kubernetes_form() -> None:
     by_path = dict(schemas(root_schema()))
     rate = dict(by_path[".spec.training.optimizer.learningRate"])

@@ -19,7 +19,8 @@ from rljob_api.v1alpha1.dataset import (
     OverlongPrompt,
     ReasoningGymDataset,
 )
-from rljob_trainer.datasets.loading import load_prompts, without_held_out
+from rljob_trainer.datasets.filters import DropCounts, HeldOut
+from rljob_trainer.datasets.loading import load_prompts, without_dropped
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
@@ -365,10 +366,11 @@ def prompt_row(index: int, source_prompt: str) -> PromptRow:
 def test_held_out_prompts_are_kept_out_of_training_whatever_their_template_and_spacing() -> None:
     training = [prompt_row(0, "2 + 3"), prompt_row(1, "4 + 4"), prompt_row(2, " 2  +\n3 "), prompt_row(3, "2 + 33")]
     held_out = [PromptRow(0, "other template: 2 + 3", "2 + 3", (9,), None, {}), prompt_row(1, "5")]
-    kept, num_removed = without_held_out(training, held_out)
+    compared = HeldOut.of(row.source_prompt for row in held_out)
+    kept, report = without_dropped(training, compared, WHERE, DropCounts())
     assert [row.index for row in kept] == [1, 3]
-    assert num_removed == 2
-    assert without_held_out(training, []) == (training, 0)
+    assert [(each.filter, each.num_rows) for each in report.dropped] == [("heldOut", 2)]
+    assert without_dropped(training, HeldOut(), WHERE, DropCounts())[0] == training
 
 
 def test_the_tokenizer_knows_its_end_tokens(tokenizer: Tokenizer, chat_tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -198,6 +198,29 @@ def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_
 
 
 @pytest.mark.usefixtures("in_place")
+def test_only_the_rewards_that_a_dataset_names_score_its_prompts(tmp_path: Path) -> None:
+    """Others have no score, which is neither 0 nor a failure: here `length` would fail for one of the responses."""
+    prompts = [
+        PromptRow(0, "p", "p", (1, 2), "", {}, source="maths", rewards=("length", "brief")),
+        PromptRow(0, "q", "q", (1, 2), "", {}, source="style", rewards=("form",)),
+    ]
+    with worker_of(tmp_path, function("length"), FORM) as worker:
+        phase = phase_of(OneWorker(worker, "ab", "abcd", "bad", "x1"))
+        phase.names_rewards = True
+        rollout = phase.run(prompts, 2, SamplingSettings(1.0, 1.0, 0, 8, ()), torch.zeros(4, dtype=torch.int64))
+        samples, metrics = phase.samples(rollout, 1, SampleKind.TRAIN), rollout.metrics()
+    assert rollout.rewards_B.tolist() == [0.5, 1.0, -0.5, 0.0]
+    assert not rollout.is_excluded_B.any()
+    assert not rollout.reasons()
+    assert [sample.source for sample in samples] == ["maths", "maths", "style", "style"]
+    assert samples[0].rewards == {"length": 0.5, "form": None, "brief": 0.0}
+    assert samples[2].rewards == {"length": None, "form": 1.0, "brief": None}
+    expected = {"reward/length/mean": 0.75, "reward/form/mean": 0.5, "reward/brief/min": 0.0, "reward/error_rate": 0.0}
+    expected |= {"data/maths/score/mean": 0.75, "data/maths/prompts": 1.0, "data/style/score/min": -0.5}
+    assert {name: metrics[name] for name in expected} == expected
+
+
+@pytest.mark.usefixtures("in_place")
 def test_the_extracted_answer_of_a_reward_is_in_the_samples_by_its_name(tmp_path: Path) -> None:
     """For rewards that report one, and for responses that were scored; with bounded length."""
     tolerant = function("last_digit", on_error=ErrorPolicy.SCORE)

@@ -56,7 +56,7 @@ def test_rows_of_an_environment_with_the_same_prompt_are_different_tasks(tmp_pat
     assert [row.row["word"] for row in prompts.training] == ["slate"]
     assert [row.row["word"] for row in prompts.held_out] == ["crane"]
     path.write_text(path.read_text().replace("slate", "trace"))
-    assert load_all_prompts(job, CHAT_MODEL, tmp_path).digest != prompts.digest
+    assert load_all_prompts(job, CHAT_MODEL, tmp_path).sources[0].digest != prompts.sources[0].digest
 
 
 def test_equal_questions_of_reasoning_gym_are_equal_tasks() -> None:

@@ -55,8 +55,8 @@ def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
 
 def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:
     evaluation = spec.training.evaluation
-    if spec.training.dataset is not None:
-        yield "spec.training.dataset", spec.training.dataset
+    for field, dataset in spec.training.sources.items():
+        yield f"spec.training.{field}", dataset
     if evaluation is not None and evaluation.dataset is not None:
         yield "spec.training.evaluation.dataset", evaluation.dataset
 

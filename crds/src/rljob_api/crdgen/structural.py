@@ -22,7 +22,7 @@ _COPIED = (
     *("type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength"),
     *("minItems", "maxItems", "maxProperties", "required", "x-kubernetes-int-or-string"),
 )
-_LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "Reward", "PoolStatus", "Condition")
+_LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "Reward", "NamedDataset", "PoolStatus", "Condition")
 _LIST_KEYS = {"Condition": "type"}
 """Lists of these types are maps for Kubernetes, so that server-side apply merges their entries. The key of an entry is
 its `name`, that of a condition its `type`."""
@@ -43,6 +43,8 @@ _DESCRIBED_AT = {
 }
 """Fields, by type and name, without descriptions within them, and the path of a field whose type has the same fields.
 Paths as in `kubectl explain rljob.spec.pools`."""
+_DESCRIBED_IN = {"NamedDataset": "Dataset"}
+"""Types that have all fields of another type, and this type. Only their own fields have descriptions."""
 _UNCHECKED = (("Head", "template", "affinity"),)
 """Fields whose content the CRD does not describe, each a type and a path within it. An affinity takes 15 KB, and few
 jobs have one on the head. The API server stores what is written there; `rljob` and the operator check it."""
@@ -123,6 +125,10 @@ class _Converter:
                 described = mapping(mapping(result["properties"])[field])
                 described["properties"] = _without_descriptions(described["properties"])
                 described["description"] = f"{described['description']} The fields are described at {other}."
+        if name in _DESCRIBED_IN:
+            fields = mapping(result["properties"])
+            others = mapping(mapping(self.definitions[_DESCRIBED_IN[name]])["properties"])
+            fields |= {field: _without_descriptions(fields[field]) for field in others}
         for owner, *path in _UNCHECKED:
             if owner == name:
                 _leave_unchecked(result, path)

@@ -29,7 +29,8 @@ def _longest_sequence_fits_cel(role: str) -> str:
     return (
         f"self.training.maxTokensPerMicroBatch * {sequence_ranks_cel(role)}"
         " >= (has(self.training.environment) ? self.training.environment.maxContextTokens"
-        " : (has(self.training.dataset) ? self.training.dataset.maxPromptTokens : 0)"
+        " : (has(self.training.dataset) ? self.training.dataset.maxPromptTokens"
+        " : size(self.training.datasets) > 0 ? self.training.datasets.map(d, d.maxPromptTokens).max() : 0)"
         " + self.training.rollout.maxNewTokens)"
     )
 

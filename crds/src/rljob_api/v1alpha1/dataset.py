@@ -8,8 +8,9 @@ from typing import Annotated
 from pydantic import Field, JsonValue
 
 from rljob_api.base import WireModel
-from rljob_api.rule import revision_rule, rule, union_rules
-from rljob_api.scalars import Count, Flag, LongText, PositiveCount, ShortText, Temperature
+from rljob_api.rule import Rule, revision_rule, rule, union_rules
+from rljob_api.scalars import Count, Flag, LongText, PositiveCount, PositiveNumber, ShortText, Temperature
+from rljob_api.v1alpha1.reward import RewardName
 
 _PROMPT = "{prompt}"
 
@@ -24,7 +25,8 @@ class DatasetType(StrEnum):
 
 
 class FileDataset(WireModel):
-    """A file in JSON Lines or Parquet format; its name must end in `.jsonl` or `.parquet`."""
+    """A file in JSON Lines or Parquet format, whose name ends in `.jsonl` or `.parquet`, or a folder of Parquet
+    files."""
 
     path: LongText
     """Path of the file, or `package://<python package>/<path>`. A relative path starts at the folder of the job file
@@ -66,6 +68,26 @@ class OverlongPrompt(StrEnum):
     """The row is not used; the log has the number of dropped rows."""
 
 
+class Duplicates(StrEnum):
+    """What happens to rows whose prompt an earlier row of the same dataset has."""
+
+    KEEP = "Keep"
+    DROP = "Drop"
+
+
+class Filters(WireModel):
+    """Which training rows are not used, in addition to those with the prompt of an evaluation. `data/filters.json` in
+    the run folder has their number."""
+
+    duplicates: Duplicates = Duplicates.KEEP
+    """What happens to rows whose prompt an earlier row of the same dataset has. Runs of white space count as one
+    space."""
+    contamination_ngram_words: Annotated[PositiveCount, Field(ge=2, le=100)] | None = None
+    """Drops rows that have this number of consecutive words in common with an evaluation prompt, for example 13.
+
+    Case and punctuation do not matter."""
+
+
 class Dataset(WireModel):
     """Rows with a prompt and an answer."""
 
@@ -91,9 +113,27 @@ class Dataset(WireModel):
     """Largest length of a prompt in tokens; see overlongPrompt. With training.environment: of the row's prompt, without
     tools and without what `reset` adds."""
     overlong_prompt: OverlongPrompt = OverlongPrompt.FAIL
+    system_prompt: LongText | None = None
+    """System message before the messages of each prompt. Needs chat messages, applyChatTemplate or an environment.
+
+    A row that already has a system message is an error."""
     shuffle: Flag = True
     """Shuffle the rows in each epoch, with a generator seeded by `training.seed`. If false, the rows keep their order.
     """
+
+
+class NamedDataset(Dataset):
+    """One of several datasets that training draws from."""
+
+    name: RewardName
+    """Name of the dataset in metrics and samples, for example `maths`."""
+    weight: PositiveNumber = 1.0
+    """Share of the prompts, relative to the weights of the other datasets.
+
+    With weights 3 and 1, three of four prompts are from the first dataset. The order is fixed: any number of
+    consecutive prompts has these shares, up to rounding."""
+    rewards: Annotated[tuple[RewardName, ...], Field(max_length=16)] = ()
+    """Names of the rewards that score responses to these prompts; empty: all."""
 
 
 class Evaluation(WireModel):
@@ -116,24 +156,32 @@ class Evaluation(WireModel):
     """Sampling temperature of the sampled responses."""
 
 
-DATASET_RULES = (
-    *union_rules(
-        Dataset,
-        (
-            ("File", "file", lambda dataset: (dataset.type, dataset.file)),
-            ("HuggingFace", "hugging_face", lambda dataset: (dataset.type, dataset.hugging_face)),
-            ("ReasoningGym", "reasoning_gym", lambda dataset: (dataset.type, dataset.reasoning_gym)),
+def _rules_of(kind: type[Dataset]) -> tuple[Rule, ...]:
+    """The rules of `Dataset`, for it or for a subclass."""
+    return (
+        *union_rules(
+            kind,
+            (
+                ("File", "file", lambda dataset: (dataset.type, dataset.file)),
+                ("HuggingFace", "hugging_face", lambda dataset: (dataset.type, dataset.hugging_face)),
+                ("ReasoningGym", "reasoning_gym", lambda dataset: (dataset.type, dataset.reasoning_gym)),
+            ),
         ),
-    ),
+        rule(
+            kind,
+            f"{kind.__name__}.promptTemplate",
+            field=".promptTemplate",
+            cel="self.promptTemplate.contains('{prompt}')"
+            " && self.promptTemplate.indexOf('{prompt}') == self.promptTemplate.lastIndexOf('{prompt}')",
+            wrong="must contain {prompt} exactly once",
+            advice="write {prompt} once, where the row's prompt belongs",
+            holds=lambda dataset: dataset.prompt_template.count(_PROMPT) == 1,
+        ),
+    )
+
+
+DATASET_RULES = (
+    *_rules_of(Dataset),
+    *_rules_of(NamedDataset),
     revision_rule(HuggingFaceDataset, "path", lambda dataset: (dataset.path, dataset.revision)),
-    rule(
-        Dataset,
-        "Dataset.promptTemplate",
-        field=".promptTemplate",
-        cel="self.promptTemplate.contains('{prompt}')"
-        " && self.promptTemplate.indexOf('{prompt}') == self.promptTemplate.lastIndexOf('{prompt}')",
-        wrong="must contain {prompt} exactly once",
-        advice="write {prompt} once, where the row's prompt belongs",
-        holds=lambda dataset: dataset.prompt_template.count(_PROMPT) == 1,
-    ),
 )

@@ -11,12 +11,14 @@ from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
 
+_HAS_DATASET = "(has(self.dataset) || size(self.datasets) > 0)"
+
 
 def _datasets(training: Training) -> dict[str, Dataset]:
     """The job's datasets by their field, relative to the training."""
     evaluation = training.evaluation
-    found = {"dataset": training.dataset, "evaluation.dataset": evaluation.dataset if evaluation else None}
-    return {field: dataset for field, dataset in found.items() if dataset is not None}
+    held_out = evaluation.dataset if evaluation is not None else None
+    return training.sources | ({"evaluation.dataset": held_out} if held_out is not None else {})
 
 
 def _prompts_that_fill_the_context(training: Training) -> list[Path]:
@@ -24,7 +26,7 @@ def _prompts_that_fill_the_context(training: Training) -> list[Path]:
     a turn."""
     environment = training.environment
     return [
-        (*field.split("."), "maxPromptTokens")
+        (field, "maxPromptTokens")
         for field, dataset in _datasets(training).items()
         if environment is not None and dataset.max_prompt_tokens >= environment.max_context_tokens
     ]
@@ -58,19 +60,19 @@ TRAINING_ENVIRONMENT_RULES = (
         Training,
         "Training.dataset",
         field=".dataset",
-        cel="has(self.dataset) || has(self.environment)",
+        cel=f"{_HAS_DATASET} || has(self.environment)",
         wrong="is required without training.environment",
         advice="add a dataset, or an environment whose `reset` returns the prompt",
-        holds=lambda t: t.dataset is not None or t.environment is not None,
+        holds=lambda t: bool(t.sources) or t.environment is not None,
     ),
     rule(
         Training,
         "Training.evaluationDataset",
         field=".evaluation.dataset",
-        cel="!has(self.evaluation) || has(self.evaluation.dataset) || !has(self.dataset)",
+        cel=f"!has(self.evaluation) || has(self.evaluation.dataset) || !{_HAS_DATASET}",
         wrong="is required, because training has a dataset",
         advice="add a dataset with held-out rows",
-        holds=lambda t: t.evaluation is None or t.evaluation.dataset is not None or t.dataset is None,
+        holds=lambda t: t.evaluation is None or t.evaluation.dataset is not None or not t.sources,
     ),
     rule(
         Training,
@@ -95,10 +97,10 @@ TRAINING_ENVIRONMENT_RULES = (
         Training,
         "Training.mathAnswer",
         field=".rewards",
-        cel="has(self.dataset) || !self.rewards.exists(reward, reward.type == 'MathAnswer')",
+        cel=f"{_HAS_DATASET} || !self.rewards.exists(reward, reward.type == 'MathAnswer')",
         wrong="a reward of type MathAnswer requires training.dataset, whose rows have the answers",
         advice="add a dataset, or change the type of the reward",
-        holds=lambda t: t.dataset is not None or not _types(t, RewardType.MATH_ANSWER),
+        holds=lambda t: bool(t.sources) or not _types(t, RewardType.MATH_ANSWER),
         fault_paths=lambda t: _types(t, RewardType.MATH_ANSWER),
     ),
     rule(
@@ -106,25 +108,27 @@ TRAINING_ENVIRONMENT_RULES = (
         "Training.environmentClasses",
         field=".environment.classes",
         cel="!has(self.environment) || !has(self.environment.classes) || size(self.environment.classes) == 1"
-        " || has(self.dataset)",
+        f" || {_HAS_DATASET}",
         wrong="several classes require training.dataset, whose column `environment` names the class of each row",
         advice="add a dataset, or use one class",
-        holds=lambda t: t.environment is None or len(t.environment.classes or ()) <= 1 or t.dataset is not None,
+        holds=lambda t: t.environment is None or len(t.environment.classes or ()) <= 1 or bool(t.sources),
     ),
     rule(
         Training,
         "Training.environmentPromptTokens",
         field=".environment.maxContextTokens",
         cel="!has(self.environment) || (!has(self.dataset)"
-        " || self.dataset.maxPromptTokens < self.environment.maxContextTokens) && (!has(self.evaluation)"
+        " || self.dataset.maxPromptTokens < self.environment.maxContextTokens)"
+        " && self.datasets.all(dataset, dataset.maxPromptTokens < self.environment.maxContextTokens)"
+        " && (!has(self.evaluation)"
         " || !has(self.evaluation.dataset)"
         " || self.evaluation.dataset.maxPromptTokens < self.environment.maxContextTokens)",
         wrong="must be above the dataset's maxPromptTokens, or the longest prompt leaves no room for a turn",
         advice="increase maxContextTokens, or reduce dataset.maxPromptTokens and evaluation.dataset.maxPromptTokens",
         holds=lambda t: not _prompts_that_fill_the_context(t),
         details=lambda t, _: [
-            f"{'.'.join(map(str, path))}: {_datasets(t)['.'.join(map(str, path[:-1]))].max_prompt_tokens}"
-            for path in _prompts_that_fill_the_context(t)
+            f"{field}.maxPromptTokens: {_datasets(t)[str(field)].max_prompt_tokens}"
+            for field, _ in _prompts_that_fill_the_context(t)
         ],
     ),
     rule(

@@ -12,7 +12,7 @@ from rljob_api.base import WireModel
 from rljob_api.rule import Path, rule, unique_rule
 from rljob_api.scalars import Count, Fraction, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation, Filters, NamedDataset
 from rljob_api.v1alpha1.environment import Environment
 from rljob_api.v1alpha1.model import Critic, LoraSync, Model
 from rljob_api.v1alpha1.optimizer import Optimizer
@@ -20,6 +20,8 @@ from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.rollout import Rollout, RolloutEngine
 from rljob_api.v1alpha1.tracker import Tracker
 
+ENVIRONMENT_REWARD = "environment"
+"""The name of the reward that is added if a job with an environment lists none of type Environment."""
 _NEEDS_GYM = "self.rewards.exists(reward, reward.type == 'ReasoningGym')"
 
 
@@ -63,6 +65,9 @@ class Training(WireModel):
     model: Model
     dataset: Dataset | None = None
     """Rows with a prompt and an answer. Optional with an environment, whose `reset` then gives all prompts."""
+    datasets: Annotated[tuple[NamedDataset, ...], Field(max_length=16)] = ()
+    """Several datasets with names, from which prompts are drawn in fixed proportions. Instead of dataset."""
+    filters: Filters = Field(default_factory=Filters)
     environment: Environment | None = None
     """The environment of rollouts of several turns. When unset, a response is a single turn."""
     rewards: Annotated[tuple[Reward, ...], Field(max_length=16)] = ()
@@ -119,12 +124,20 @@ class Training(WireModel):
     profile: Profile | None = None
 
     @property
+    def sources(self) -> dict[str, Dataset]:
+        """The datasets of the training, by their field relative to it: `dataset`, or `datasets[0]`, `datasets[1]`."""
+        if self.dataset is not None:
+            return {"dataset": self.dataset}
+        return {f"datasets[{index}]": each for index, each in enumerate(self.datasets)}
+
+    @property
     def max_sequence_tokens(self) -> int:
         """Tokens of the longest sequence: `maxPromptTokens` + `maxNewTokens`, or with an environment
         `maxContextTokens`."""
         if self.environment is not None:
             return self.environment.max_context_tokens
-        return (self.dataset.max_prompt_tokens if self.dataset is not None else 0) + self.rollout.max_new_tokens
+        longest = max((each.max_prompt_tokens for each in self.sources.values()), default=0)
+        return longest + self.rollout.max_new_tokens
 
 
 def _engine_supports_lora_sync(training: Training) -> bool:
@@ -135,6 +148,44 @@ def _engine_supports_lora_sync(training: Training) -> bool:
 
 def _needs_gym(training: Training) -> bool:
     return any(reward.type is RewardType.REASONING_GYM for reward in training.rewards)
+
+
+def _gym_scores_gym(training: Training) -> bool:
+    """Whether a reward of type ReasoningGym only scores datasets of that type."""
+    named = {each.name for each in training.rewards if each.type is RewardType.REASONING_GYM}
+    scored = [
+        each
+        for each in training.sources.values()
+        if not isinstance(each, NamedDataset) or not each.rewards or named & set(each.rewards)
+    ]
+    is_gym = all(each.type is DatasetType.REASONING_GYM for each in scored)
+    return not named or (is_gym and bool(training.sources))
+
+
+def _reward_names(training: Training) -> list[str]:
+    added = [ENVIRONMENT_REWARD] if training.environment is not None else []
+    return [*(reward.name for reward in training.rewards), *added]
+
+
+def _unknown_rewards(training: Training) -> list[Path]:
+    """Paths, relative to `datasets`, of names that no reward has."""
+    known = _reward_names(training)
+    return [
+        (index, "rewards", number)
+        for index, dataset in enumerate(training.datasets)
+        for number, name in enumerate(dataset.rewards)
+        if name not in known
+    ]
+
+
+def _unweighted(training: Training) -> list[Path]:
+    """Paths, relative to `datasets`, of the rewards of datasets that are scored only with weight 0."""
+    without = {reward.name for reward in training.rewards if reward.weight == 0}
+    return [
+        (index, "rewards")
+        for index, dataset in enumerate(training.datasets)
+        if dataset.rewards and set(dataset.rewards) <= without
+    ]
 
 
 def _gym_evaluates_gym(training: Training) -> bool:
@@ -225,6 +276,46 @@ TRAINING_RULES = (
     ),
     unique_rule(
         Training,
+        "datasets",
+        "name",
+        lambda training: [dataset.name for dataset in training.datasets],
+        "give each dataset a different name",
+    ),
+    rule(
+        Training,
+        "Training.datasets",
+        field=".datasets",
+        cel="!has(self.dataset) || size(self.datasets) == 0",
+        wrong="cannot be used together with training.dataset, the short form for one dataset",
+        advice="move the dataset into datasets, with a name",
+        holds=lambda training: training.dataset is None or not training.datasets,
+    ),
+    rule(
+        Training,
+        "Training.datasetRewards",
+        field=".datasets",
+        # An environment may add a reward.
+        cel="self.datasets.all(dataset, dataset.rewards.all(name, self.rewards.exists(reward, reward.name == name)"
+        f" || has(self.environment) && name == '{ENVIRONMENT_REWARD}'))",
+        wrong="rewards must be names of training.rewards",
+        advice="correct the names",
+        holds=lambda training: not _unknown_rewards(training),
+        fault_paths=_unknown_rewards,
+        details=lambda training, _: [f"names: {', '.join(_reward_names(training))}"],
+    ),
+    rule(
+        Training,
+        "Training.datasetRewardWeights",
+        field=".datasets",
+        cel="self.datasets.all(dataset, size(dataset.rewards) == 0 || dataset.rewards.exists(name,"
+        " !self.rewards.exists(reward, reward.name == name && reward.weight == 0.0)))",
+        wrong="all rewards of a dataset have weight 0, so its prompts would teach nothing",
+        advice="name a reward with another weight",
+        holds=lambda training: not _unweighted(training),
+        fault_paths=_unweighted,
+    ),
+    unique_rule(
+        Training,
         "trackers",
         "type",
         lambda training: [tracker.type for tracker in training.trackers],
@@ -256,10 +347,13 @@ TRAINING_RULES = (
         Training,
         "Training.reasoningGymReward",
         field=".rewards",
-        cel=f"!{_NEEDS_GYM} || has(self.dataset) && self.dataset.type == 'ReasoningGym'",
+        cel=f"!{_NEEDS_GYM} || has(self.dataset) && self.dataset.type == 'ReasoningGym'"
+        " || size(self.datasets) > 0 && self.datasets.all(dataset, dataset.type == 'ReasoningGym' ||"
+        " size(dataset.rewards) > 0 && !self.rewards.exists(reward, reward.type == 'ReasoningGym' &&"
+        " reward.name in dataset.rewards))",
         wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym",
-        advice="change the type of the reward or of the dataset",
-        holds=lambda t: not _needs_gym(t) or (t.dataset is not None and t.dataset.type is DatasetType.REASONING_GYM),
+        advice="change the type of the reward or of the dataset, or leave the reward out of datasets[].rewards",
+        holds=_gym_scores_gym,
     ),
     rule(
         Training,

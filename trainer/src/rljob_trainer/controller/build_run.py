@@ -61,6 +61,9 @@ from rljob_trainer.workers.factories import (
 
 log = logging.getLogger(__name__)
 
+DATA_FOLDER = "data"
+"""Folder in the run folder: the indices of large datasets, and what filters have dropped."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -96,8 +99,7 @@ def built_run(
         check_pools = start_check_pools(reward, stack)
         doing("finds the model and loads its tokenizer")
         policy = found_policy(job.spec, settings, saved)
-        doing("loads the data")
-        prompts = load_all_prompts(job.spec.training, policy.folder, settings.job_folder)
+        prompts = loaded_prompts(job.spec, settings, policy.folder, doing)
         environment = found_environment(job, settings, policy.folder, prompts)
         if environment is not None:
             job = with_environment_reward(job, environment.settings.descriptions)
@@ -106,12 +108,14 @@ def built_run(
         if settings.device_type is not None:
             check_kernel_device(job.spec.training.model.kernels, settings.device_type)
         check_fit(job.spec, engine, policy.folder, prompts, layouts)
-        known = prompts if environment is None else replace(prompts, training=environment.prompts, held_out=())
+        known = (
+            prompts if environment is None else replace(prompts, training=environment.prompts, held_out=(), sources=())
+        )
         models, hub_role_models = found_models(
             job.spec, settings, policy, known, saved.hub_role_models if saved else HubRoleModels()
         )
-        log.info("data: %s", prompts if job.spec.training.dataset else "no dataset; the environment makes the prompts")
-        drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
+        rows = (prompts.training, prompts.held_out)
+        drawn_row_filter = check_rewards(reward.scorers, check_pools, *rows, doing, is_large=prompts.is_large)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
         check_kernel_device(job.spec.training.model.kernels, device_type)
@@ -139,6 +143,15 @@ def built_run(
         )
         workers = stack.enter_context(groups)
         yield Run(job, choices, policy.folder, policy.location, prompts, workers, drawn_row_filter)
+
+
+def loaded_prompts(spec: RLJobSpec, settings: Settings, model_folder: Path, doing: ReportActivity) -> Prompts:
+    """Loads the prompts of training and evaluation, and logs their numbers. Raises DatasetError, ResourceError."""
+    doing("loads the data")
+    data_folder = settings.run_folder / DATA_FOLDER
+    prompts = load_all_prompts(spec.training, model_folder, settings.job_folder, data_folder, doing)
+    log.info("data: %s", prompts if spec.training.sources else "no dataset; the environment makes the prompts")
+    return prompts
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.datasets.cursor import CursorState
+from rljob_trainer.datasets.mixture import MixtureState
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.protocols import TrainedGroup
 
@@ -55,6 +56,9 @@ class StateParts(WireModel):
     A part that some jobs do not have is None by default; its `restore` decides what that means."""
 
     cursor: CursorState
+    """With `training.datasets`: that of the first one."""
+    mixture: MixtureState | None = None
+    """The positions in all of `training.datasets`."""
     kl_coefficient: NonNegativeNumber | None = None
     """See `KlCoefficient.state`."""
 

@@ -25,6 +25,7 @@ from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.model_roles import engines_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
+from rljob_trainer.controller.prompt_sets import epoch_metrics, prompt_cursor, restore_position, state_parts
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -33,7 +34,6 @@ from rljob_trainer.controller.saves import Saves
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.token_recorder import TokenRecorder, recorded_responses
 from rljob_trainer.controller.training_step import TrainingStep
-from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.errors import (
     AlgorithmFunctionError,
@@ -111,12 +111,9 @@ class Controller:
         self.evaluation_budget = RecordingBudget(time.perf_counter, MAX_EVALUATION_SHARE)
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.profiles = StepProfiles(output.run_folder, training.profile, run.workers.actor)
-        self.cursor = PromptCursor(
-            run.prompts.training,
-            seed=training.seed,
-            shuffle=training.dataset is not None and training.dataset.shuffle,
-            digest=run.prompts.digest,
-            are_usable=run.drawn_row_filter.are_usable if run.drawn_row_filter else None,
+        drawn_row_filter = run.drawn_row_filter
+        self.cursor = prompt_cursor(
+            run.prompts, training.seed, drawn_row_filter.are_usable if drawn_row_filter else None
         )
         plan = step_plan(job, run.model_folder)
         self.finished_groups = FinishedGroups.of(job, checkpointing.root, plan)
@@ -128,6 +125,7 @@ class Controller:
             run.workers.reward_model,
             self.finished_groups,
             has_environment=training.environment is not None,
+            names_rewards=any(dataset.rewards for dataset in training.datasets),
         )
         self.recorder = TokenRecorder(output.run_folder, run.workers.actor, run.workers.hybrid)
         self.training_step = TrainingStep(
@@ -174,12 +172,12 @@ class Controller:
 
     def part_states(self) -> StateParts:
         """Returns the state of every part of the controller that checkpoints keep."""
-        return StateParts(cursor=self.cursor.state(), kl_coefficient=self.training_step.kl_coefficient.state())
+        return state_parts(self.cursor, self.training_step.kl_coefficient.state())
 
     def restore(self, parts: StateParts) -> None:
         """Restores the parts from a checkpoint, whose tensors the workers have already loaded, and the alarms from the
         metrics of the earlier steps. Raises ConfigurationError."""
-        self.cursor.restore(parts.cursor)
+        restore_position(self.cursor, parts)
         self.training_step.kl_coefficient.restore(parts.kl_coefficient)
         self.alarms.load(read_rows(self.output.run_folder / METRICS_FILE_NAME))
 
@@ -232,14 +230,14 @@ class Controller:
             started = time.perf_counter()
             # Resets the counters, so that the traffic of an evaluation does not count for this step.
             TRAFFIC.take()
-            cursor, num_skipped = self.cursor.state(), self.cursor.num_skipped
+            saved, num_skipped = self.part_states(), self.cursor.num_skipped
             prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
             if self.finished_groups is not None:
                 self.finished_groups.begin_step()
             try:
                 rollout, metrics = self.training_step.run(prompts, step)
             except StepAbandonedError:
-                self.cursor.restore(cursor)
+                restore_position(self.cursor, saved)
                 raise
             seconds = time.perf_counter() - started
             with self.step_budget.spending():
@@ -259,6 +257,7 @@ class Controller:
         metrics.update(self.run_parts.workers.hybrid.take_metrics())
         if self.run_parts.drawn_row_filter is not None:
             metrics[ROWS_SKIPPED] = float(self.cursor.num_skipped - num_skipped)
+        metrics |= epoch_metrics(self.cursor)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
         metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)
         metrics[STEP_SECONDS] = seconds

@@ -21,12 +21,12 @@ import torch
 
 from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_api.v1alpha1.response_selection import MaxRoundsPolicy, Refill
-from rljob_trainer.controller.outcomes import reasons_text, too_many_excluded
+from rljob_trainer.controller.outcomes import is_skipped, reasons_text, too_many_excluded
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
-from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
+from rljob_trainer.datasets.cursor import DrawnRow, PromptStream
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import BatchNotFullError, TrainerError
 from rljob_trainer.observability.metrics import (
@@ -55,7 +55,7 @@ Request = Callable[[Sequence[DrawnRow[PromptRow]], int], Requested]
 class DynamicSampling:
     """Fills the batches of a run. `cursor` is the prompt stream of the run."""
 
-    def __init__(self, plan: StepPlan, cursor: PromptCursor[PromptRow], *, by_name: bool = False) -> None:
+    def __init__(self, plan: StepPlan, cursor: PromptStream[PromptRow], *, by_name: bool = False) -> None:
         """For `by_name` see `Rollout.has_reward_variance`."""
         self.plan = plan
         self.settings = resolved_value(plan.algorithm.dynamic_sampling)
@@ -152,10 +152,11 @@ class DynamicSampling:
 
     def _is_kept(self, rollout: Rollout) -> torch.Tensor:
         """Returns [groups of this rollout] bool: whether the scores of the group differ. If `dynamicSampling.reward` is
-        set, the scores of that reward must differ, too. Excluded responses do not count."""
+        set, the scores of that reward must differ, too, if it scores the prompt. Excluded responses do not count."""
         differs_B = rollout.has_reward_variance(by_name=self.by_name)
         if self.settings.reward is not None:
-            differs_B = differs_B & rollout.differs(rollout.named_rewards_B[self.settings.reward])
+            name = self.settings.reward
+            differs_B = differs_B & (rollout.differs(rollout.named_rewards_B[name]) | is_skipped(rollout.batch, name))
         first, last = int(rollout.groups_B[0]), int(rollout.groups_B[-1])
         num_differing_G = torch.zeros(last - first + 1, dtype=torch.int64)
         return num_differing_G.index_add_(0, rollout.groups_B - first, differs_B.long()) > 0

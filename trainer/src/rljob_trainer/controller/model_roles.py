@@ -12,13 +12,14 @@ import torch
 from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.quantities import bytes_of
+from rljob_api.v1alpha1.dataset import Dataset, NamedDataset
 from rljob_api.v1alpha1.model import Dtype, HeadDtype
 from rljob_api.v1alpha1.optional_roles import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.rollout import Compile, LoadBalancing
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.training import IncompleteGroup
+from rljob_api.v1alpha1.training import IncompleteGroup, Training
 from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.checks.fit import needs_critic, needs_reference, samples_all_tokens
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
@@ -190,6 +191,14 @@ def model_roles(
     ]
 
 
+def _scored_dataset(training: Training, reward: Reward) -> Dataset | None:
+    """Returns the first dataset whose prompts the reward scores; None without datasets."""
+    for dataset in training.sources.values():
+        if not isinstance(dataset, NamedDataset) or not dataset.rewards or reward.name in dataset.rewards:
+            return dataset
+    return None
+
+
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
     """Returns the settings of the rewards for each worker. The job's scoring processes are distributed over the
     workers."""
@@ -198,7 +207,7 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
     environment_names = frozenset(each.name for each in training.rewards if each.type is RewardType.ENVIRONMENT)
     for index, each in enumerate(training.rewards):
         where = f"spec.training.rewards[{index}]"
-        scorer = scorer_spec(each, where, training.dataset)
+        scorer = scorer_spec(each, where, _scored_dataset(training, each))
         if each.type is RewardType.OVERLONG:
             penalties.append(each)
         elif each.type is RewardType.ENVIRONMENT:

@@ -49,6 +49,7 @@ from rljob_trainer.workers.columns import (
     OUTCOME_LIST,
     OUTCOMES,
     score_column,
+    skipped_column,
     status_column,
 )
 from rljob_trainer.workers.reward import STATUSES
@@ -81,29 +82,58 @@ Reasons = Counter[tuple[str, RewardStatus | Outcome]]
 INFRASTRUCTURE."""
 
 
-def without_scores_of(scores: DataProto, is_lost_S: Tensor, weights: Mapping[str, float]) -> DataProto:
+def without_scores_of(
+    scores: DataProto, is_lost_S: Tensor, weights: Mapping[str, float], scored_by_S: Sequence[Sequence[str]] = ()
+) -> DataProto:
     """Removes the scores of responses that the engine did not complete, and adds IS_LOST. A reward may have
-    scored what there is of such a response."""
-    columns = {score_column(name): scores[score_column(name)] for name in weights}
-    removed = {name: each_S.masked_fill(is_lost_S, math.nan) for name, each_S in columns.items()}
-    return scores.with_columns({**removed, IS_LOST: is_lost_S})
+    scored what there is of such a response. Also removes the scores of rewards that the prompt's dataset does not name
+    (`skipped_column`). `scored_by_S`: the names for each response, empty for all rewards; empty: no dataset names
+    any."""
+    columns = dict[str, Tensor]()
+    for name in weights:
+        is_removed_S = is_lost_S
+        if scored_by_S:
+            is_skipped_S = torch.tensor([bool(names) and name not in names for names in scored_by_S])
+            columns[skipped_column(name)] = is_skipped_S
+            is_removed_S = is_lost_S | is_skipped_S
+        columns[score_column(name)] = scores[score_column(name)].masked_fill(is_removed_S, math.nan)
+    return scores.with_columns({**columns, IS_LOST: is_lost_S})
+
+
+def is_skipped(scores: DataProto, name: str) -> Tensor:
+    """Returns [B] bool: whether the dataset of the prompt does not name this reward, which then has no score."""
+    if skipped_column(name) in scores:
+        return scores[skipped_column(name)]
+    return torch.zeros(len(scores), dtype=torch.bool)
+
+
+def weighted_sum(scores: DataProto, weights: Mapping[str, float]) -> Tensor:
+    """Returns [B] float64: the sum of weight x score over the rewards that score the response; NaN if one of them with
+    a weight other than 0 has no score."""
+    totals_B = torch.zeros(len(scores), dtype=torch.float64)
+    for name, weight in weights.items():
+        # A missing score is NaN, which would remain NaN with weight 0.
+        if weight != 0:
+            totals_B += (weight * scores[score_column(name)]).masked_fill(is_skipped(scores, name), 0.0)
+    return totals_B
 
 
 def is_without_score(scores: DataProto, weights: Mapping[str, float]) -> Tensor:
     """Returns [B] bool: whether a reward that is needed gave no score (`is_needed`). `weights`: the rewards by name."""
     missing_B = torch.zeros(len(scores), dtype=torch.bool)
     for name, weight in weights.items():
-        missing_B = missing_B | (is_missing(scores, name) & is_needed(scores, weight))
+        missing_B = missing_B | (is_missing(scores, name) & is_needed(scores, name, weight))
     return missing_B
 
 
-def is_needed(scores: DataProto, weight: float) -> Tensor:
+def is_needed(scores: DataProto, name: str, weight: float) -> Tensor:
     """Returns [B] bool: whether training needs the score of a reward with this weight. It needs those with a weight
-    other than 0. For the outcome ERROR it needs all, because such a rollout may only be trained on if the reward that
-    its environment did not give has a score by `onError` or `onTimeout`."""
+    other than 0 that the prompt's dataset does not leave out. For the outcome ERROR it needs all of these, because such
+    a rollout may only be trained on if the reward that its environment did not give has a score by `onError` or
+    `onTimeout`."""
     if weight != 0 or OUTCOMES not in scores:
-        return torch.full((len(scores),), weight != 0)
-    return scores[OUTCOMES] == OUTCOME_LIST.index(Outcome.ERROR)
+        return ~is_skipped(scores, name) & (weight != 0)
+    return ~is_skipped(scores, name) & (scores[OUTCOMES] == OUTCOME_LIST.index(Outcome.ERROR))
 
 
 def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
@@ -115,7 +145,7 @@ def reasons_of(scores: DataProto, weights: Mapping[str, float]) -> Reasons:
         if status_column(name) in scores:
             # A rollout that has no turn, because its environment raised an exception, has that status.
             is_error = scores[status_column(name)] == STATUSES.index(RewardStatus.ERROR)
-            is_of_reward = is_missing(scores, name) & (~scores[IS_LOST] | is_error) & is_needed(scores, weight)
+            is_of_reward = is_missing(scores, name) & (~scores[IS_LOST] | is_error) & is_needed(scores, name, weight)
             is_lost &= ~is_of_reward
             numbers = scores[status_column(name)][is_of_reward].tolist()
             found.update((name, STATUSES[number]) for number in numbers)
@@ -194,7 +224,7 @@ def is_missing(scores: DataProto, name: str) -> Tensor:
     """Returns [B] bool: whether the reward gave no score, or the engine did not complete the response. NaN from a
     reward without scoring processes is not a missing score: `refuse_not_finite` reports it."""
     if status_column(name) not in scores:
-        return scores[IS_LOST]
+        return scores[IS_LOST] | is_skipped(scores, name)
     return scores[score_column(name)].isnan() | scores[IS_LOST]
 
 

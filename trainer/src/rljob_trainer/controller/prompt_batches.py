@@ -16,6 +16,7 @@ from rljob_trainer.workers.columns import (
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
+    SCORED_BY,
     TURN_BEGINNINGS,
 )
 
@@ -27,6 +28,7 @@ def environment_prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
             ANSWERS: tuple(row.answer for row in prompts),
             DATASET_ROWS: tuple(row.row for row in prompts),
             PROMPT_MESSAGES: tuple(row.messages for row in prompts),
+            SCORED_BY: tuple(row.rewards for row in prompts),
         },
     )
 
@@ -42,5 +44,6 @@ def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
             ANSWERS: tuple(row.answer for row in prompts),
             DATASET_ROWS: tuple(row.row for row in prompts),
             PROMPT_MESSAGES: tuple(row.messages for row in prompts),
+            SCORED_BY: tuple(row.rewards for row in prompts),
         },
     )

@@ -1,22 +1,73 @@
-"""The prompts of a run: training prompts and held-out prompts."""
+"""The prompts of a run: training prompts and held-out prompts; the stream of training prompts, and its position."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Duplicates, NamedDataset
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.checks.answers import refuse_unusable
-from rljob_trainer.datasets.loading import load_rows, without_held_out
+from rljob_trainer.controller.checkpointing import StateParts
+from rljob_trainer.controller.checks.answers import MAX_ROWS_PARSED, refuse_unusable
+from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.filter_processes import FilterPass
+from rljob_trainer.datasets.filters import HELD_OUT_FILTERS, FilterReport, HeldOut
+from rljob_trainer.datasets.indexed_rows import IndexedRows
+from rljob_trainer.datasets.loading import load_rows, without_dropped
+from rljob_trainer.datasets.mixture import MixtureCursor, Source
+from rljob_trainer.datasets.parquet_files import ParquetFiles
 from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptMaker, PromptRow
-from rljob_trainer.errors import DatasetError
+from rljob_trainer.datasets.row_index import RowIndex, opened_or_built
+from rljob_trainer.datasets.rows import local_dataset, parquet_files_of
+from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.observability.metrics import SOURCE_EPOCHS, SOURCE_PREFIX
+from rljob_trainer.rewards.answer_values import why_unusable
+
+Cursor = PromptCursor[PromptRow] | MixtureCursor[PromptRow]
+
+log = logging.getLogger(__name__)
+
+NUM_ROWS_TO_CHECK = 1000
+"""Rows of a large dataset that are checked like those in memory, for example with the chat template of a reward model.
+The filters have checked all of them otherwise."""
+FILTERS_FILE = "filters.json"
+"""File in `data/` of the run folder: what the filters have dropped."""
+
+
+@dataclass(frozen=True)
+class TrainingSource:
+    """A dataset that training draws from."""
+
+    where: str
+    """Field path, such as `spec.training.dataset`."""
+    rows: Sequence[PromptRow]
+    """Without held-out rows."""
+    digest: str
+    """Digest of the rows; see `Prompts.digest`."""
+    dataset: Dataset | None
+    """None if the environment makes the prompts."""
+
+    @property
+    def name(self) -> str:
+        """The name in `training.datasets`; empty for the only dataset."""
+        return self.dataset.name if isinstance(self.dataset, NamedDataset) else ""
+
+    @property
+    def index(self) -> RowIndex | None:
+        """The index of a dataset that is too large for memory; None for rows in memory."""
+        return self.rows.row_index if isinstance(self.rows, IndexedRows) else None
+
+    @property
+    def rows_to_check(self) -> Sequence[PromptRow]:
+        """All rows if they are in memory; otherwise the first ones."""
+        return self.rows if self.index is None else self.rows[:NUM_ROWS_TO_CHECK]
 
 
 @dataclass(frozen=True)
@@ -24,22 +75,37 @@ class Prompts:
     """Training prompts and held-out prompts; the two have no prompt in common."""
 
     training: tuple[PromptRow, ...]
+    """The training rows for checks: all that are in memory, and the first ones of large datasets."""
     held_out: tuple[PromptRow, ...]
     num_removed: int
     """Training rows that were removed because they are also held out."""
+    sources: tuple[TrainingSource, ...] = ()
+    """The datasets of the training. Not empty, except in tests of checks."""
 
     @property
     def rows(self) -> tuple[PromptRow, ...]:
-        """All prompts: training, then held-out."""
+        """All prompts for checks: training, then held-out."""
         return (*self.training, *self.held_out)
 
     def __str__(self) -> str:
-        parts = [f"{len(self.training)} training prompts"]
+        parts = [f"{self.num_training} training prompts"]
+        if len(self.sources) > 1:
+            parts = [f"{parts[0]} ({', '.join(f'{each.name}: {len(each.rows)}' for each in self.sources)})"]
         if self.held_out:
             parts.append(f"{len(self.held_out)} held-out prompts")
         if self.num_removed:
             parts.append(f"{self.num_removed} training rows removed because they are held out")
         return ", ".join(parts)
+
+    @property
+    def num_training(self) -> int:
+        """The number of training prompts."""
+        return sum(len(each.rows) for each in self.sources) if self.sources else len(self.training)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the training set is too large to parse all answers in advance."""
+        return self.num_training > MAX_ROWS_PARSED
 
     @property
     def longest(self) -> int:
@@ -49,58 +115,186 @@ class Prompts:
     @property
     def longest_of(self) -> Mapping[str, int]:
         """Length of the longest prompt of each dataset, in tokens, by the dataset's field path."""
-        rows = {DATASET: self.training, EVALUATION_DATASET: self.held_out}
-        return {field: max((len(row.token_ids) for row in found), default=0) for field, found in rows.items()}
+        found = {each.where: _longest(each.rows_to_check) for each in self.sources} or {
+            DATASET: _longest(self.training)
+        }
+        for each in self.sources:
+            if each.index is not None:
+                found[each.where] = each.index.state.longest
+        return {**found, EVALUATION_DATASET: _longest(self.held_out)}
 
     @property
     def largest_token(self) -> int:
         """The highest token id of any prompt."""
-        return max((token for row in self.rows for token in row.token_ids), default=0)
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the training prompts' tokens, in order; with an environment of the rows."""
-        digest = hashlib.sha256()
-        for row in self.training:
-            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
-            if not row.token_ids:
-                digest.update(row.source_prompt.encode(errors="surrogatepass"))
-        return digest.hexdigest()
+        of_indices = [each.index.state.largest_token for each in self.sources if each.index is not None]
+        return max([token for row in self.rows for token in row.token_ids] + of_indices, default=0)
 
 
-def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
+def _longest(rows: Sequence[PromptRow]) -> int:
+    return max((len(row.token_ids) for row in rows), default=0)
+
+
+def digest_of(rows: Sequence[PromptRow]) -> str:
+    """SHA-256 of the rows' tokens, in order; with an environment of the rows."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
+        if not row.token_ids:
+            digest.update(row.source_prompt.encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def load_all_prompts(
+    training: Training,
+    model_folder: Path,
+    job_folder: Path,
+    data_folder: Path | None = None,
+    doing: Callable[[str], None] = lambda _: None,
+) -> Prompts:
     """Loads the training prompts and the held-out prompts. Without a dataset, rollouts begin with the environment, and
-    training has a single row without columns. Raises DatasetError."""
+    training has a single row without columns. Parquet files with more than MAX_ROWS_PARSED rows are filtered once, and
+    stay on disk; the index is in `data_folder`, or without it they are loaded like others. `doing` is called with the
+    progress. Raises DatasetError."""
     tokenizer = Tokenizer(model_folder)
-
-    def rows_of(dataset: Dataset | None, where: str, num_rows: int) -> list[PromptRow]:
-        if dataset is None:
-            return [PromptRow(index, "", str(index), (), None, {}) for index in range(num_rows)]
-        maker = PromptMaker(dataset, tokenizer, where, for_environment=training.environment is not None)
-        return load_rows(maker, job_folder)
-
-    rows = rows_of(training.dataset, DATASET, 1)
+    has_environment = training.environment is not None
     held_out = list[PromptRow]()
     if (evaluation := training.evaluation) is not None:
-        held_out = rows_of(evaluation.dataset, EVALUATION_DATASET, evaluation.num_prompts)[: evaluation.num_prompts]
-    needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
-    datasets = [(DATASET, training.dataset, rows)]
-    if evaluation is not None:
-        datasets.append((EVALUATION_DATASET, evaluation.dataset, held_out))
-    for where, dataset, prompts in datasets:
-        if dataset is None:
-            continue
-        unanswered = [row.location for row in prompts if row.answer is None]
-        if unanswered and (len(unanswered) < len(prompts) or needs_answers):
-            why = "the reward MathAnswer needs one" if needs_answers else "the other rows have one"
-            raise DatasetError(
-                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, but {why} (first: "
-                f"{unanswered[0]}); name the column with the answer, or remove these rows"
-            )
-        if needs_answers:
-            refuse_unusable(prompts, where, dataset.answer_field)
-    if training.dataset is None:
+        if evaluation.dataset is None:
+            held_out = _rows_without_dataset(evaluation.num_prompts)
+        else:
+            maker = PromptMaker(evaluation.dataset, tokenizer, EVALUATION_DATASET, for_environment=has_environment)
+            held_out = load_rows(maker, job_folder)[0][: evaluation.num_prompts]
+    if not training.sources:
         # The environments of training and of evaluations have different seeds.
-        return Prompts(tuple(rows), tuple(held_out), 0)
-    training_rows, num_removed = without_held_out(rows, held_out)
-    return Prompts(tuple(training_rows), tuple(held_out), num_removed)
+        rows = _rows_without_dataset(1)
+        return Prompts(tuple(rows), tuple(held_out), 0, (TrainingSource(DATASET, rows, digest_of(rows), None),))
+    compared = HeldOut.of((row.source_prompt for row in held_out), training.filters.contamination_ngram_words)
+    drops_duplicates = training.filters.duplicates is Duplicates.DROP
+    sources, reports = list[TrainingSource](), list[FilterReport]()
+    for field, dataset in training.sources.items():
+        maker = PromptMaker(dataset, tokenizer, f"spec.training.{field}", for_environment=has_environment)
+        files = _large_files(dataset, job_folder, maker.where) if data_folder is not None else None
+        if files is not None and data_folder is not None:
+            settings = FilterPass(
+                files.paths,
+                dataset,
+                maker.where,
+                model_folder,
+                compared,
+                for_environment=has_environment,
+                finds_duplicates=drops_duplicates,
+                why_unusable=why_unusable if _needs_answers(training, dataset) else None,
+            )
+            index = opened_or_built(files, settings, data_folder / (maker.source or "dataset"), doing)
+            sources.append(TrainingSource(maker.where, IndexedRows(index, maker), index.state.key, dataset))
+            reports.append(index.state.report)
+        else:
+            loaded, counts = load_rows(maker, job_folder)
+            _check_answers(loaded, maker.where, dataset, _needs_answers(training, dataset))
+            kept, report = without_dropped(loaded, compared, maker.where, counts, drops_duplicates=drops_duplicates)
+            sources.append(TrainingSource(maker.where, kept, digest_of(kept), dataset))
+            reports.append(report)
+    if evaluation is not None and evaluation.dataset is not None:
+        needs_answers = _needs_answers(training, evaluation.dataset)
+        _check_answers(held_out, EVALUATION_DATASET, evaluation.dataset, needs_answers)
+    _write_reports(reports, data_folder)
+    num_removed = sum(each.num_rows for report in reports for each in report.dropped if each.filter in HELD_OUT_FILTERS)
+    checked = tuple(row for source in sources for row in source.rows_to_check)
+    return Prompts(checked, tuple(held_out), num_removed, tuple(sources))
+
+
+def prompt_cursor(
+    prompts: Prompts, seed: int, are_usable: Callable[[Sequence[PromptRow]], Sequence[bool]] | None
+) -> Cursor:
+    """Returns the stream of training prompts. For `are_usable` see `PromptCursor`."""
+
+    def cursor_of(source: TrainingSource) -> PromptCursor[PromptRow]:
+        shuffle = source.dataset is not None and source.dataset.shuffle
+        return PromptCursor(
+            source.rows, seed=seed, shuffle=shuffle, digest=source.digest, are_usable=are_usable, where=source.where
+        )
+
+    if not prompts.sources[0].name:
+        return cursor_of(prompts.sources[0])
+    return MixtureCursor(
+        [
+            Source(source.name, source.dataset.weight, cursor_of(source))
+            for source in prompts.sources
+            if isinstance(source.dataset, NamedDataset)
+        ]
+    )
+
+
+def state_parts(cursor: Cursor, kl_coefficient: float | None) -> StateParts:
+    """Returns the states that a checkpoint keeps."""
+    if isinstance(cursor, PromptCursor):
+        return StateParts(cursor=cursor.state(), kl_coefficient=kl_coefficient)
+    state = cursor.state()
+    return StateParts(cursor=state.sources[0].cursor, mixture=state, kl_coefficient=kl_coefficient)
+
+
+def restore_position(cursor: Cursor, parts: StateParts) -> None:
+    """Restores the position in the stream. Raises ConfigurationError if the job cannot continue there."""
+    if isinstance(cursor, MixtureCursor) and parts.mixture is not None:
+        cursor.restore(parts.mixture)
+    elif isinstance(cursor, PromptCursor) and parts.mixture is None:
+        cursor.restore(parts.cursor)
+    else:
+        now, before = ("datasets", "dataset") if parts.mixture is None else ("dataset", "datasets")
+        raise ConfigurationError(
+            f"spec.training.{now}: the checkpoint was saved with training.{before}, whose positions cannot be "
+            f"continued; use training.{before}, or start a new job"
+        )
+
+
+def epoch_metrics(cursor: Cursor) -> dict[str, float]:
+    """Returns the epochs of each of several datasets."""
+    if isinstance(cursor, PromptCursor):
+        return {}
+    return {f"{SOURCE_PREFIX}/{name}/{SOURCE_EPOCHS}": epochs for name, epochs in cursor.epochs.items()}
+
+
+def _rows_without_dataset(num_rows: int) -> list[PromptRow]:
+    return [PromptRow(index, "", str(index), (), None, {}) for index in range(num_rows)]
+
+
+def _needs_answers(training: Training, dataset: Dataset) -> bool:
+    """Whether a reward of type MathAnswer scores responses to the prompts of this dataset."""
+    named = dataset.rewards if isinstance(dataset, NamedDataset) else ()
+    return any(
+        reward.type is RewardType.MATH_ANSWER and (not named or reward.name in named) for reward in training.rewards
+    )
+
+
+def _large_files(dataset: Dataset, job_folder: Path, where: str) -> ParquetFiles | None:
+    """Returns the Parquet files of a dataset that is too large for memory; None for another dataset."""
+    path = local_dataset(dataset, job_folder, where) if dataset.type is DatasetType.FILE else None
+    paths = parquet_files_of(path, where) if path is not None else []
+    if not paths:
+        return None
+    files = ParquetFiles(paths)
+    return files if files.num_rows > MAX_ROWS_PARSED else None
+
+
+def _check_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, needs_answers: bool) -> None:
+    """Raises DatasetError if only some rows have an answer, or if MathAnswer cannot score some."""
+    unanswered = [row.location for row in rows if row.answer is None]
+    if unanswered and (len(unanswered) < len(rows) or needs_answers):
+        why = "the reward MathAnswer needs one" if needs_answers else "the other rows have one"
+        raise DatasetError(
+            f"{where}.answerField: {len(unanswered)} of {len(rows)} rows have no answer, but {why} (first: "
+            f"{unanswered[0]}); name the column with the answer, or remove these rows"
+        )
+    if needs_answers:
+        refuse_unusable(rows, where, dataset.answer_field)
+
+
+def _write_reports(reports: Sequence[FilterReport], data_folder: Path | None) -> None:
+    """Logs what the filters have dropped, and writes it to `filters.json`."""
+    for report in reports:
+        for line in report.lines():
+            log.info("%s", line)
+    if data_folder is not None:
+        data_folder.mkdir(parents=True, exist_ok=True)
+        document = [report.model_dump(mode="json", by_alias=True) for report in reports]
+        (data_folder / FILTERS_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -39,6 +39,8 @@ from rljob_trainer.observability.metrics import (
     ROLLOUT_FAILED_FRACTION,
     ROWS_PER_RESPONSE_MAX,
     ROWS_PER_RESPONSE_MEAN,
+    SOURCE_PREFIX,
+    SOURCE_PROMPTS,
     spread,
 )
 from rljob_trainer.workers.columns import (
@@ -250,11 +252,21 @@ class Rollout:
             **(of_rows if len(self.rows) > num_responses else {}),
             **reward_metrics(self.batch, self.weights),
             **outcome_metrics(self.batch, is_excluded_B),
+            **self._source_metrics(),
             **conversation_metrics(self.batch),
             REPLACED_FRACTION: self.num_lost / num_responses,
             REWARD_FAILED_FRACTION: (num_excluded - num_of_rollout) / num_generated,
             ROLLOUT_FAILED_FRACTION: num_of_rollout / num_generated,
         }
+
+    def _source_metrics(self) -> dict[str, float]:
+        """Returns the metrics of each dataset, with `training.datasets`."""
+        found, has_score_B = dict[str, float](), ~is_without_score(self.batch, self.weights)
+        for name in dict.fromkeys(prompt.source for prompt in self.prompts if prompt.source):
+            is_from_B = torch.tensor([prompt.source == name for prompt in self.prompts])
+            found[f"{SOURCE_PREFIX}/{name}/{SOURCE_PROMPTS}"] = float(len(set(self.groups_B[is_from_B].tolist())))
+            found |= spread(f"{SOURCE_PREFIX}/{name}/score", self.rewards_B[is_from_B & has_score_B].tolist())
+        return found
 
 
 def one_row_per_response(rows: DataProto) -> DataProto:

@@ -20,7 +20,7 @@ import torch
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order
 from rljob_trainer.controller.finished_groups import FinishedGroups
-from rljob_trainer.controller.outcomes import refuse_not_finite, statuses_of, without_scores_of
+from rljob_trainer.controller.outcomes import refuse_not_finite, statuses_of, weighted_sum, without_scores_of
 from rljob_trainer.controller.prompt_batches import environment_prompt_batch, prompt_batch
 from rljob_trainer.controller.rollout import ROW_COLUMNS, Rollout, Scoring, one_row_per_response
 from rljob_trainer.controller.sampler import Sampler, Ticket
@@ -110,9 +110,11 @@ class RolloutPhase:
         finished_groups: FinishedGroups | None = None,
         *,
         has_environment: bool = False,
+        names_rewards: bool = False,
     ) -> None:
         """`finished_groups`: None if a stop does not keep finished groups. `has_environment`: whether the workers hold
-        conversations with an environment."""
+        conversations with an environment. `names_rewards`: whether a dataset of the job names its rewards."""
+        self.names_rewards = names_rewards
         self.sampler = sampler
         self.has_environment = has_environment
         self.finished_groups = finished_groups
@@ -255,12 +257,10 @@ class RolloutPhase:
             return rollout
         with self.timer.phase("reward"), self._keeping_on_stop():
             scores = self._scores(rollout.scoring)
-        scores = without_scores_of(scores, rollout.scoring.is_lost_S, self.weights)
-        totals_S = torch.zeros(len(scores), dtype=torch.float64)
-        for name, weight in self.weights.items():
-            # A missing score is NaN, which would remain NaN with weight 0.
-            if weight != 0:
-                totals_S += weight * scores[score_column(name)]
+        scores = without_scores_of(
+            scores, rollout.scoring.is_lost_S, self.weights, self._scored_by(rollout, len(scores))
+        )
+        totals_S = weighted_sum(scores, self.weights)
         refuse_not_finite(rollout.prompts, self.weights, scores, totals_S)
         num_rows, greedy = len(rollout.prompts), None
         totals_B = totals_S[:num_rows]
@@ -271,6 +271,16 @@ class RolloutPhase:
             scores = scores.slice(0, num_rows)
         batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
         return replace(rollout, batch=batch, scoring=None, greedy=greedy)
+
+    def _scored_by(self, rollout: Rollout, num_scored: int) -> list[tuple[str, ...]]:
+        """Returns for each scored response the names of the rewards that score it; an empty list if no dataset of the
+        job names its rewards. After the responses come the greedy ones, one for each prompt."""
+        if not self.names_rewards:
+            return []
+        num_greedy = num_scored - len(rollout.prompts)
+        per_prompt = len(rollout.prompts) // num_greedy if num_greedy else 1
+        greedy = rollout.prompts[::per_prompt] if num_greedy else ()
+        return [prompt.rewards for prompt in (*rollout.prompts, *greedy)]
 
     def abandon(self) -> None:
         """Drops responses and scores that were not collected."""
@@ -336,6 +346,7 @@ class RolloutPhase:
                 outcomes[index],
                 {name: named[index] for name, named in statuses.items()},
                 _message_tuple(messages[index]),
+                prompt.source,
             )
             for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]

@@ -38,6 +38,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_TEXTS,
     SAMPLE_IDS,
     SAMPLE_SEEDS,
+    SCORED_BY,
     TURN_BEGINNINGS,
 )
 from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup
@@ -51,7 +52,7 @@ ENVIRONMENT_REQUEST_COLUMNS = (PROMPT_MESSAGES, DATASET_ROWS, ENVIRONMENT_SEEDS,
 """The same in a job with an environment, which makes the prompts."""
 RESPONSE_COLUMNS = (SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS, MESSAGES)
 """Columns of finished responses that reward functions need; the last two only in a job with an environment."""
-REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
+REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS, SCORED_BY)
 """Prompt columns that reward functions need. In a job with an environment the first two come with the response."""
 
 

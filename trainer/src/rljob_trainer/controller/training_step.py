@@ -36,13 +36,14 @@ from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, R
 from rljob_trainer.algorithms.kl import kl_in_reward, next_coefficient
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
+from rljob_trainer.controller.outcomes import is_skipped
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase, sample_seeds
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows, filtered_rows
 from rljob_trainer.controller.token_recorder import TokenRecorder
-from rljob_trainer.datasets.cursor import DrawnRow, PromptCursor
+from rljob_trainer.datasets.cursor import DrawnRow, PromptStream
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, DISTINCT_FRACTION, KL_COEFFICIENT, KL_LOSS, Metrics
@@ -93,7 +94,7 @@ class TrainingStep:
         reference: ReferenceGroup | None,
         critic: CriticGroup | None,
         timer: PhaseTimer,
-        cursor: PromptCursor[PromptRow] | None = None,
+        cursor: PromptStream[PromptRow] | None = None,
         recorder: TokenRecorder | None = None,
     ) -> None:
         self.plan = plan
@@ -297,7 +298,12 @@ class TrainingStep:
             rollout.batch[RESPONSE_LENGTHS][is_kept_B],
             is_trained_B=rows.is_trained_B[is_kept_B],
             greedy_rewards_B=None if greedy_B is None else greedy_B[is_kept_B],
-            named_rewards={name: named[name][is_kept_B] for name in weights if named},
+            # A reward that does not score a prompt does not score its whole group.
+            named_rewards={
+                name: named[name].masked_fill(is_skipped(rollout.batch, name), 0.0)[is_kept_B]
+                for name in weights
+                if named
+            },
             reward_weights=weights if named else {},
         )
 

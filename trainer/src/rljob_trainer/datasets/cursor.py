@@ -7,9 +7,10 @@ epoch times the number of rows, plus the position in the epoch's order.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,28 @@ class DrawnRow(Generic[Row]):
 
     ordinal: int
     row: Row
+
+
+class StoredRows(Sequence[Row]):
+    """Rows that are not in memory."""
+
+    @abstractmethod
+    def read(self, positions: Sequence[int]) -> list[Row]:
+        """Returns the rows at these positions, in this order."""
+
+    @abstractmethod
+    def expect(self, positions: Sequence[int]) -> None:
+        """Begins to read these rows in the background, because they will probably be needed next."""
+
+
+class PromptStream(Protocol[Row]):
+    """An endless stream of rows: of one dataset (`PromptCursor`), or of several (`MixtureCursor`)."""
+
+    def next_batch(self, num_rows: int) -> list[DrawnRow[Row]]:
+        """Draws the next rows."""
+
+    def rewind(self, ordinal: int) -> None:
+        """Goes back: the stream continues directly after the drawn row with this ordinal."""
 
 
 class CursorState(WireModel):
@@ -63,10 +86,12 @@ class PromptCursor(Generic[Row]):
         shuffle: bool,
         digest: str,
         are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
+        where: str = "spec.training.dataset",
     ) -> None:
         """`digest`: a digest of the rows, to detect that the data has changed after a resume. `are_usable`: returns for
-        each row whether to use it; None: all rows are used."""
+        each row whether to use it; None: all rows are used. `where`: the dataset's field, for messages."""
         self._rows = rows
+        self._where = where
         self._seed = seed
         self._shuffle = shuffle
         self._digest = digest
@@ -85,7 +110,7 @@ class PromptCursor(Generic[Row]):
         while len(batch) < num_rows:
             if not batch and num_seen > 2 * len(self._rows):
                 # Two epochs from any position contain every row at least once.
-                raise DatasetError("spec.training.dataset: no row is usable, all were skipped; see the log for reasons")
+                raise DatasetError(f"{self._where}: no row is usable, all were skipped; see the log for reasons")
             num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
             end = self._ordinal + min(num_left_in_epoch, num_rows - len(batch))
             drawn = self._rows_between(self._ordinal, end)
@@ -94,6 +119,10 @@ class PromptCursor(Generic[Row]):
             self.num_skipped += len(drawn) - len(usable)
             num_seen += len(drawn)
             self._ordinal = end
+        if isinstance(self._rows, StoredRows):
+            # The next batch probably has as many rows. The order of the next epoch is not computed in advance.
+            num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
+            self._rows.expect(self._positions(self._ordinal, self._ordinal + min(num_rows, num_left_in_epoch)))
         return batch
 
     def rewind(self, ordinal: int) -> None:
@@ -103,6 +132,22 @@ class PromptCursor(Generic[Row]):
         later = self._rows_between(ordinal + 1, self._ordinal)
         self.num_skipped -= len(later) - len(self._usable(later))
         self._ordinal = ordinal + 1
+
+    def go_back(self, num_rows: int) -> None:
+        """Goes back by this number of rows that were used. Raises whatever `are_usable` raises."""
+        last = self._ordinal - 1
+        while num_rows and last >= 0:
+            num_rows -= len(self._usable(self._rows_between(last, last + 1)))
+            last -= 1
+        # Directly after the row that was used before these.
+        while last >= 0 and not self._usable(self._rows_between(last, last + 1)):
+            last -= 1
+        self.rewind(last)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs that were drawn, for example 1.5 after one and a half passes over the rows."""
+        return self._ordinal / len(self._rows)
 
     def state(self) -> CursorState:
         """Returns the state for a checkpoint."""
@@ -124,13 +169,13 @@ class PromptCursor(Generic[Row]):
         ):
             if saved != now:
                 raise ConfigurationError(
-                    f"spec.training.dataset: the {name} was {saved} when the checkpoint was saved, but now it is "
+                    f"{self._where}: the {name} was {saved} when the checkpoint was saved, but now it is "
                     f"{now}; resume with the same data and seed, or start a new job"
                 )
         if state.digest != here.digest:
             log.warning(
-                "spec.training.dataset: the prompts have changed since the checkpoint was saved; training continues "
-                "with the new ones"
+                "%s: the prompts have changed since the checkpoint was saved; training continues with the new ones",
+                self._where,
             )
         self._ordinal = state.ordinal
 
@@ -142,13 +187,19 @@ class PromptCursor(Generic[Row]):
 
     def _rows_between(self, first: int, end: int) -> list[DrawnRow[Row]]:
         """Returns the rows with the ordinals from `first` up to, but not including, `end`."""
-        return [self._row_at(ordinal) for ordinal in range(first, end)]
+        positions = self._positions(first, end)
+        rows = self._rows.read(positions) if isinstance(self._rows, StoredRows) else [self._rows[i] for i in positions]
+        return [DrawnRow(ordinal, row) for ordinal, row in zip(range(first, end), rows, strict=True)]
 
-    def _row_at(self, ordinal: int) -> DrawnRow[Row]:
+    def _positions(self, first: int, end: int) -> list[int]:
+        """Returns the positions of these rows in the data."""
+        return [self._position(ordinal) for ordinal in range(first, end)]
+
+    def _position(self, ordinal: int) -> int:
         epoch, position = divmod(ordinal, len(self._rows))
         if epoch != self._order_epoch:
             self._order_epoch, self._order = epoch, self._order_of_epoch(epoch)
-        return DrawnRow(ordinal, self._rows[int(self._order[position])])
+        return int(self._order[position])
 
     def _order_of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         if not self._shuffle:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptMaker, PromptRow
+from rljob_trainer.datasets.filters import DropCounts, FilterName, FilterReport, HeldOut, comparable
+from rljob_trainer.datasets.prompts import EVALUATION_DATASET, PromptMaker, PromptRow
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
 
@@ -29,17 +30,19 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
     Relative paths start at `base_folder`; `where` is the field path for messages. Raises DatasetError with file and
     line of the first unusable row.
     """
-    return load_rows(PromptMaker(dataset, tokenizer, where), base_folder)
+    return load_rows(PromptMaker(dataset, tokenizer, where), base_folder)[0]
 
 
-def load_rows(maker: PromptMaker, base_folder: Path) -> list[PromptRow]:
-    """Loads all rows of the maker's dataset in order, and logs how many were dropped. Raises DatasetError as
-    `load_prompts` does, and if no row is left."""
+def load_rows(maker: PromptMaker, base_folder: Path) -> tuple[list[PromptRow], DropCounts]:
+    """Loads all rows of the maker's dataset in order. Returns the rows, and those that were dropped because they are
+    too long. Raises DatasetError as `load_prompts` does, and if no row is left."""
     dataset, where = maker.dataset, maker.where
     prompts: list[PromptRow] = []
-    num_rows = 0
+    counts, num_rows = DropCounts(), 0
     for chunk in _chunks(read_rows(dataset, base_folder, where)):
-        prompts += [row for row in maker.made(chunk, range(num_rows, num_rows + len(chunk))) if row is not None]
+        made = maker.made(chunk, range(num_rows, num_rows + len(chunk)))
+        prompts += [row for row in made if row is not None]
+        counts.add(FilterName.OVERLONG, [raw.location for raw, row in zip(chunk, made, strict=True) if row is None])
         num_rows += len(chunk)
     if not prompts:
         raise DatasetError(
@@ -56,7 +59,7 @@ def load_rows(maker: PromptMaker, base_folder: Path) -> list[PromptRow]:
             num_rows,
             dataset.max_prompt_tokens,
         )
-    return prompts
+    return prompts, counts
 
 
 def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
@@ -64,23 +67,29 @@ def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
         yield chunk
 
 
-def without_held_out(
-    training_rows: Sequence[PromptRow], held_out_rows: Sequence[PromptRow]
-) -> tuple[list[PromptRow], int]:
-    """Returns the training rows whose prompt is not held out, and the number of removed rows.
+def without_dropped(
+    rows: Sequence[PromptRow], held_out: HeldOut, where: str, counts: DropCounts, *, drops_duplicates: bool = False
+) -> tuple[list[PromptRow], FilterReport]:
+    """Returns the training rows that the filters keep, and the report. `counts` has the rows that were dropped before.
+    Raises DatasetError if no row is left.
 
     The original prompts are compared, before templates are applied; with an environment all columns, except of
-    reasoning-gym. Each run of white space counts as one space. Raises DatasetError if all rows are removed.
-    """
-    held_out = {_comparable(row.source_prompt) for row in held_out_rows}
-    others = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
-    if not others:
+    reasoning-gym."""
+    kept, seen = list[PromptRow](), set[str]()
+    num_rows = len(rows) + sum(counts.num_rows.values())
+    for row in rows:
+        reason = held_out.reason(row.source_prompt)
+        if reason is None and drops_duplicates:
+            text = comparable(row.source_prompt)
+            reason = FilterName.DUPLICATE if text in seen else None
+            seen.add(text)
+        if reason is None:
+            kept.append(row)
+        else:
+            counts.add(reason, [row.location])
+    if not kept:
         raise DatasetError(
-            f"{DATASET}: all {len(training_rows)} rows are held out for the evaluation, so none is left to train on; "
-            f"decrease spec.training.evaluation.numPrompts, or name other rows in {EVALUATION_DATASET}"
+            f"{where}: all {len(rows)} rows are held out for the evaluation, so none is left to train on; decrease "
+            f"spec.training.evaluation.numPrompts, or name other rows in {EVALUATION_DATASET}"
         )
-    return others, len(training_rows) - len(others)
-
-
-def _comparable(prompt: str) -> str:
-    return " ".join(prompt.split())
+    return kept, FilterReport(dataset=where, num_rows=num_rows, num_kept=len(kept), dropped=counts.dropped())

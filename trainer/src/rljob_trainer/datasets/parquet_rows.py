@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -17,16 +18,25 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
     """Yields all rows, with values of any type. Raises DatasetError with the file, and with row and column of a value
     that cannot be converted to Python, ResourceError if the disk fails."""
     num_rows = 0
+    with parquet_errors(path), pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_PER_READ):
+            yield from python_rows(batch, num_rows, path)
+            num_rows += batch.num_rows
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Turns errors of pyarrow into DatasetError with the file, and those of the disk into ResourceError."""
     try:
-        with storage_checked(str(path)), pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=ROWS_PER_READ):
-                yield from _python_rows(batch, num_rows, path)
-                num_rows += batch.num_rows
+        with storage_checked(str(path)):
+            yield
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"{path}: not a readable Parquet file ({described(error)}); write the file again") from error
 
 
-def _python_rows(batch: pyarrow.RecordBatch, num_before: int, path: Path) -> list[dict[str, object]]:
+def python_rows(batch: pyarrow.RecordBatch, num_before: int, path: Path) -> list[dict[str, object]]:
+    """Returns the rows of a batch. `num_before`: the number of rows before them in the file. Raises DatasetError with
+    row and column of a value that cannot be converted."""
     try:
         rows: list[dict[str, object]] = batch.to_pylist()
         return rows

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, NamedDataset, OverlongPrompt
 from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, why_not_a_prompt
 from rljob_trainer.datasets.rows import RawRow
 from rljob_trainer.errors import DatasetError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DATASET, EVALUATION_DATASET = "spec.training.dataset", "spec.training.evaluation.dataset"
 """Field paths of the two dataset blocks."""
 PLACEHOLDER = "{prompt}"
+SYSTEM = "system"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class PromptRow:
     """Location of the row for messages: file and line, or dataset and row number."""
     source: str = ""
     """Name of the dataset in `training.datasets`; empty for the only dataset."""
+    rewards: tuple[str, ...] = ()
+    """The names of the rewards that score responses to this prompt; empty: all."""
 
     @property
     def text_for_rewards(self) -> str:
@@ -73,20 +76,20 @@ class _RenderedPrompt:
 class PromptMaker:
     """Makes the prompts of one dataset block."""
 
-    def __init__(
-        self, dataset: Dataset, tokenizer: Tokenizer, where: str, *, for_environment: bool = False, source: str = ""
-    ) -> None:
+    def __init__(self, dataset: Dataset, tokenizer: Tokenizer, where: str, *, for_environment: bool = False) -> None:
         """`where` is the field path for messages. `for_environment`: the rows begin rollouts with an environment. They
         have no tokens, because the environment may add to their prompts or replace them; the limits of the dataset
         apply to the row's own prompt. A row may have no prompt: then it has no messages, and its prompt is empty.
-        `source`: the name of the dataset in `training.datasets`.
 
         Raises DatasetError."""
         if dataset.prompt_template.count(PLACEHOLDER) != 1:
             raise DatasetError(
                 f"{where}.promptTemplate: must contain {PLACEHOLDER} exactly once (seen: {dataset.prompt_template!r})"
             )
-        self.dataset, self.where, self.source = dataset, where, source
+        self.dataset, self.where = dataset, where
+        self.source, self.rewards = "", tuple[str, ...]()
+        if isinstance(dataset, NamedDataset):
+            self.source, self.rewards = dataset.name, dataset.rewards
         self.for_environment = for_environment
         self.prompt_field, self.answer_field = _fields(dataset)
         self._tokenizer = tokenizer
@@ -124,6 +127,7 @@ class PromptMaker:
                 text.plain_turn_beginning,
                 raw.location,
                 self.source,
+                self.rewards,
             )
             if _fits(len(token_ids), raw, self.dataset, self.where)
             else None
@@ -165,6 +169,7 @@ class PromptMaker:
                     chat,
                     location=raw.location,
                     source=self.source,
+                    rewards=self.rewards,
                 )
             )
         return found
@@ -189,6 +194,11 @@ def _rendered_prompt(
     value = _value_at(raw, prompt_field, f"{where}.promptField")
     messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
     if messages is None and not dataset.apply_chat_template:
+        if dataset.system_prompt is not None:
+            raise DatasetError(
+                f"{where}.systemPrompt: would be ignored, because the prompt of {raw.location} is a string that is not "
+                "formatted as a chat; set applyChatTemplate: true, or write the text into promptTemplate"
+            )
         return _RenderedPrompt(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
     if not tokenizer.has_chat_template:
         raise DatasetError(
@@ -198,6 +208,7 @@ def _rendered_prompt(
     source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
+    messages = _with_system_prompt(messages, raw, dataset, where)
     prompt = template.render(messages, raw.location)
     beginning = turn.beginning(messages, prompt)
     return _RenderedPrompt(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
@@ -207,7 +218,22 @@ def _chat_of(raw: RawRow, prompt_field: str, dataset: Dataset, where: str) -> li
     """Returns the row's prompt as chat messages; a string is a message of the user. Raises DatasetError."""
     value = _value_at(raw, prompt_field, f"{where}.promptField")
     messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
-    return messages or [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
+    if messages is None:
+        messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
+    return _with_system_prompt(messages, raw, dataset, where)
+
+
+def _with_system_prompt(messages: list[ChatMessage], raw: RawRow, dataset: Dataset, where: str) -> list[ChatMessage]:
+    """Returns the messages after the dataset's system prompt, if it has one. Raises DatasetError if the row has a
+    system message already."""
+    if dataset.system_prompt is None:
+        return messages
+    if any(message["role"] == SYSTEM for message in messages):
+        raise DatasetError(
+            f"{where}.systemPrompt: {raw.location} already has a system message; remove systemPrompt, or the message "
+            "from the data"
+        )
+    return [{"role": SYSTEM, "content": dataset.system_prompt}, *messages]
 
 
 def _checked_messages_or_text(
@@ -322,5 +348,3 @@ def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
             f"({dataset.max_prompt_tokens}); increase it, or set overlongPrompt: Drop"
         )
     return False
-
-

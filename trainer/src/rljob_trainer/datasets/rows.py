@@ -68,15 +68,36 @@ def _read_file(spec: FileDataset, base_folder: Path, where: str, dataset: Datase
         case ".jsonl":
             yield from _read_json_lines(path)
         case ".parquet":
-            from rljob_trainer.datasets.parquet_rows import parquet_rows
-
-            for number, columns in enumerate(parquet_rows(path), start=1):
-                yield _plain(columns, f"{path}, row {number}", dataset)
+            yield from _read_parquet([path], dataset)
+        case _ if path.is_dir():
+            yield from _read_parquet(parquet_files_of(path, where), dataset)
         case _:
-            raise DatasetError(f"{where}.file.path: {spec.path!r} is neither a .jsonl nor a .parquet file; convert it")
+            raise DatasetError(
+                f"{where}.file.path: {spec.path!r} is neither a .jsonl nor a .parquet file, nor a folder with .parquet "
+                "files; convert it"
+            )
 
 
-def _plain(columns: Mapping[str, object], location: str, dataset: Dataset) -> RawRow:
+def parquet_files_of(path: Path, where: str) -> list[Path]:
+    """Returns the Parquet files of a dataset, in the order of their names: those in the folder `path`, or the file
+    itself; an empty list if it is a file of another format. Raises DatasetError for a folder without such files."""
+    if not path.is_dir():
+        return [path] if path.suffix == ".parquet" else []
+    found = sorted(each for each in path.iterdir() if each.suffix == ".parquet")
+    if not found:
+        raise DatasetError(f"{where}.file.path: the folder {path} has no .parquet files; name a folder that has some")
+    return found
+
+
+def _read_parquet(paths: Sequence[Path], dataset: Dataset) -> Iterator[RawRow]:
+    from rljob_trainer.datasets.parquet_rows import parquet_rows
+
+    for path in paths:
+        for number, columns in enumerate(parquet_rows(path), start=1):
+            yield plain_raw_row(columns, f"{path}, row {number}", dataset)
+
+
+def plain_raw_row(columns: Mapping[str, object], location: str, dataset: Dataset) -> RawRow:
     """Returns the row without columns that have no plain form (see `plain_row`). Raises DatasetError if the prompt or
     the answer has none."""
     _refuse_deep(columns, location)
@@ -162,7 +183,7 @@ def _read_hugging_face(spec: HuggingFaceDataset, base_folder: Path, where: str, 
     source = local_dataset(dataset, base_folder, where)
     rows = hugging_face_rows(str(source or spec.path), spec.subset, spec.split, spec.revision, f"{where}.huggingFace")
     for number, columns in enumerate(rows):
-        yield _plain(columns, f"{spec.path} ({spec.split}), row {number}", dataset)
+        yield plain_raw_row(columns, f"{spec.path} ({spec.split}), row {number}", dataset)
 
 
 def _read_reasoning_gym(spec: ReasoningGymDataset, where: str) -> Iterator[RawRow]:

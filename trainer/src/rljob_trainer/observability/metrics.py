@@ -61,6 +61,13 @@ SAMPLING_RETURNED: Final = "dynamic_sampling/returned_prompts"
 """Prompts that return to the stream and are drawn again in the next step."""
 SAMPLING_REWARD_PREFIX: Final = "dynamic_sampling/batch_rewards"
 """Rewards of the responses in the batch; `REWARD_PREFIX` is for all generated responses."""
+SOURCE_PREFIX: Final = "data"
+"""With `training.datasets`, the metrics of one dataset are `data/<name>/...`: `score/mean`, `score/max` and `score/min`
+of the responses to its prompts, and the next two."""
+SOURCE_PROMPTS: Final = "prompts"
+"""Prompts of the step that are from this dataset."""
+SOURCE_EPOCHS: Final = "epochs"
+"""Epochs of the dataset that were drawn, for example 1.5."""
 ROWS_SKIPPED: Final = "data/rows_skipped"
 """Rows that the step skipped because their answers cannot be scored. Exists only if answers are checked when rows are
 drawn."""

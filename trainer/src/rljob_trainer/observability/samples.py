@@ -61,6 +61,8 @@ class Sample:
     `{"accuracy": "TIMEOUT"}`"""
     messages: Sequence[Mapping[str, object]] = ()
     """All messages of a conversation with an environment; empty for a single response."""
+    source: str = ""
+    """Name of the dataset of the prompt, with `training.datasets`; otherwise empty."""
 
 
 class SampleLog:

@@ -72,6 +72,8 @@ response. Rewards that do not report an answer are missing."""
 
 PROMPT_MESSAGES = "prompt_messages"
 """Object column: the chat from which the prompt was rendered, as a list of messages; None if the prompt is no chat."""
+SCORED_BY = "scored_by"
+"""Object column: the names of the rewards that score responses to the prompt; empty: all."""
 RESPONSE_LENGTHS = "response_lengths"
 """[B] int64: the number of response tokens, which are all sampled tokens of the response."""
 PROMPT_LENGTHS = "prompt_lengths"
@@ -150,6 +152,12 @@ def score_column(reward: str) -> str:
     """Returns the name of the column with a reward's unweighted scores, [B] float64; NaN for a response without a score
     from this reward."""
     return f"score/{reward}"
+
+
+def skipped_column(reward: str) -> str:
+    """Returns the name of the column that says whether the reward does not score the response, because its prompt is
+    from a dataset that does not name the reward, [B] bool. Exists only if a dataset of the job names its rewards."""
+    return f"reward_skipped/{reward}"
 
 
 def status_column(reward: str) -> str:

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from itertools import compress, count, repeat
+from itertools import accumulate, compress, repeat
 from pathlib import Path
 
 import torch
 
 from rljob_api.v1alpha1.reward import ErrorPolicy, OverlongPenalty, Reward
+from rljob_api.v1alpha1.training import ENVIRONMENT_REWARD
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
@@ -36,6 +37,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SAMPLE_IDS,
+    SCORED_BY,
     TURN_BEGINNINGS,
     score_column,
     status_column,
@@ -46,8 +48,6 @@ log = logging.getLogger(__name__)
 STATUSES = tuple(RewardStatus)
 """The statuses in the order of their numbers in a status column."""
 MAX_EXCERPT_CHARACTERS = 400
-ENVIRONMENT_REWARD = "environment"
-"""The name of the reward that is added if a job with an environment lists none of type Environment."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ class _Started:
     request: RewardRequest
     length: int
     """Tokens of the response."""
-    index: int
-    """Its number among the responses of the same `start_scoring`."""
+    indices: Sequence[int]
+    """For each scorer, its number in the outcomes."""
     outcomes: Sequence[Future[list[RewardOutcome]]]
-    """For each scorer, the outcomes of the responses of the same `start_scoring`."""
+    """For each scorer, the outcomes of responses of the same `start_scoring`."""
     of_environment: Sequence[RewardOutcome] = ()
     """For each reward of type Environment."""
 
@@ -162,11 +162,11 @@ class RewardWorker(Worker):
         """Sends the responses to the scoring processes without waiting for scores. May be called again before their
         scores are collected.
 
-        A response with IS_LOST is not sent; the controller removes its scores. Needs SAMPLE_IDS,
-        IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
-        In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES. Returns a batch without columns. Raises
-        RewardError for a row that cannot be sent to a scorer, and for an exception of an environment that gives no
-        reward."""
+        A response with IS_LOST is not sent, nor one whose dataset does not name the reward: the controller removes its
+        scores. Needs SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and
+        DATASET_ROWS. In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES. Returns a batch without
+        columns. Raises RewardError for a row that cannot be sent to a scorer, and for an exception of an environment
+        that gives no reward."""
         of_environment = self._environment_outcomes(batch)
         names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         conversations = batch.object_column(MESSAGES) if ENVIRONMENT_RESULTS in batch else repeat((), len(batch))
@@ -176,21 +176,29 @@ class RewardWorker(Worker):
                 *map(batch.object_column, names), conversations, strict=True
             )
         ]
-        are_incomplete = batch[IS_LOST].tolist()
-        complete = list(compress(requests, [not each for each in are_incomplete]))
-        outcomes, indices = [pool.submit(complete) for pool in self.pools], count()
-        columns = (
-            batch[SAMPLE_IDS].tolist(),
-            requests,
-            batch[RESPONSE_LENGTHS].tolist(),
-            are_incomplete,
-            of_environment,
-        )
-        for sample_id, request, length, is_incomplete, of_row in zip(*columns, strict=True):
+        sent = [self._sent(scorer.reward.name, batch) for scorer in self.settings.scorers]
+        outcomes = [
+            pool.submit(list(compress(requests, each))) if any(each) else _not_scored()
+            for pool, each in zip(self.pools, sent, strict=True)
+        ]
+        numbers = [list(accumulate(each, initial=0)) for each in sent]
+        columns = (batch[SAMPLE_IDS].tolist(), requests, batch[RESPONSE_LENGTHS].tolist(), of_environment)
+        for row, (sample_id, request, length, of_row) in enumerate(zip(*columns, strict=True)):
             assert sample_id not in self.started, f"response {sample_id} is already being scored"
-            index, found = (0, [_not_scored() for _ in self.pools]) if is_incomplete else (next(indices), outcomes)
-            self.started[sample_id] = _Started(request, length, index, found, of_row)
+            indices = [each[row] if is_sent[row] else 0 for each, is_sent in zip(numbers, sent, strict=True)]
+            found = [each if is_sent[row] else _not_scored() for each, is_sent in zip(outcomes, sent, strict=True)]
+            self.started[sample_id] = _Started(request, length, indices, found, of_row)
         return DataProto()
+
+    def _sent(self, reward: str, batch: DataProto) -> list[bool]:
+        """Returns for each response whether the reward scores it: the engine has completed it, and the dataset of its
+        prompt names the reward, or names none."""
+        scored_by: Iterable[object] = batch.object_column(SCORED_BY) if SCORED_BY in batch else repeat((), len(batch))
+        is_sent: list[bool] = []
+        for names, is_lost in zip(scored_by, batch[IS_LOST].tolist(), strict=True):
+            assert isinstance(names, tuple | list), "a row of SCORED_BY"
+            is_sent.append(not is_lost and (not names or reward in names))
+        return is_sent
 
     def _environment_outcomes(self, batch: DataProto) -> list[list[RewardOutcome]]:
         """Returns for each row the outcomes of the rewards of type Environment."""
@@ -219,7 +227,7 @@ class RewardWorker(Worker):
         columns: dict[str, torch.Tensor] = {}
         found: list[dict[str, str]] = [{} for _ in started]
         for number, each in enumerate(self.settings.scorers):
-            outcomes = [response.outcomes[number].result()[response.index] for response in started]
+            outcomes = [response.outcomes[number].result()[response.indices[number]] for response in started]
             columns |= self._score_columns(each.reward, each.where, each.scorer.name, requests, outcomes)
             for of_response, outcome in zip(found, outcomes, strict=True):
                 if outcome.found is not None:
@@ -294,7 +302,7 @@ class RewardWorker(Worker):
 
 
 def _not_scored() -> Future[list[RewardOutcome]]:
-    """The outcome for a response that the rollout engine did not complete."""
+    """The outcome for a response that is not sent to the scorer."""
     future: Future[list[RewardOutcome]] = Future()
     future.set_result([RewardOutcome(0.0, RewardStatus.OK, "", 0.0)])
     return future

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from rljob_testing.jobs.rule_examples import (
     algorithm_examples,
+    datasets_examples,
     dynamic_sampling_examples,
     environment_examples,
     optional_roles_examples,
@@ -23,6 +24,7 @@ from rljob_testing.jobs.valid_job import Bad
 
 _PARTS = (
     algorithm_examples,
+    datasets_examples,
     dynamic_sampling_examples,
     environment_examples,
     optional_roles_examples,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rljob_testing.jobs.valid_job import Bad
+from rljob_testing.jobs.valid_job import REMOVED, Bad
 
 _T = "spec.training."
 _FUNCTION = {"path": "mine:own"}
@@ -23,10 +23,12 @@ class _Union:
     """Valid objects of types that have no block."""
     beside: Mapping[str, object] = field(default_factory=dict)
     """Other edits that the job needs, by wire path."""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Other fields of the union that are required."""
 
     def edits(self, content: Mapping[str, object]) -> Mapping[str, object]:
         """Edits that set the union to this content."""
-        return {self.path: dict(content), **self.beside}
+        return {self.path: {**self.fields, **content}, **self.beside}
 
     def right(self) -> dict[str, Mapping[str, object]]:
         """For each type, a valid object with its block."""
@@ -42,6 +44,17 @@ _UNIONS = (
             "HuggingFace": ("huggingFace", {"path": "owner/data"}),
             "ReasoningGym": ("reasoningGym", {"task": "basic_arithmetic"}),
         },
+    ),
+    _Union(
+        "NamedDataset",
+        _T + "datasets[0]",
+        {
+            "File": ("file", {"path": "train.jsonl"}),
+            "HuggingFace": ("huggingFace", {"path": "owner/data"}),
+            "ReasoningGym": ("reasoningGym", {"task": "basic_arithmetic"}),
+        },
+        fields={"name": "maths"},
+        beside={_T + "dataset": REMOVED},
     ),
     _Union(
         "Reward",

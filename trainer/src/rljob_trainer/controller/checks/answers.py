@@ -20,6 +20,7 @@ import builtins
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import compress
 
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_trainer.control_groups import num_usable_cores
@@ -88,13 +89,16 @@ def check_rewards(
     training: Sequence[PromptRow],
     held_out: Sequence[PromptRow],
     doing: Callable[[str], None] = lambda _: None,
+    *,
+    is_large: bool | None = None,
 ) -> DrawnRowFilter | None:
     """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
     None if all rows are already checked, or if no scorer is MathAnswer.
 
     `pools` has one pool per scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
     progress. Raises ConfigurationError if a scorer cannot be loaded, DatasetError that names the rows whose answers
-    cannot be scored, ResourceError."""
+    cannot be scored, ResourceError. `is_large`: whether the training set is too large to parse all answers, if
+    `training` does not have all rows."""
     for pool in pools:
         pool.wait_until_ready()
     # If several scorers parse answers, only the scorer with the shortest time limit checks them, because it is the
@@ -107,7 +111,8 @@ def check_rewards(
     if scorer is None or used is None:
         return None
     parser = AnswerParser(used, scorer.where)
-    is_large = len(training) > MAX_ROWS_PARSED
+    is_large = len(training) > MAX_ROWS_PARSED if is_large is None else is_large
+    training = [row for row in training if not row.rewards or scorer.reward.name in row.rewards]
     for dataset, rows in ((EVALUATION_DATASET, held_out), (DATASET, () if is_large else training)):
         _refuse_unscorable(parser, rows, dataset, doing)
     if not is_large:
@@ -118,7 +123,7 @@ def check_rewards(
         "scored are skipped",
         MAX_ROWS_PARSED,
     )
-    return DrawnRowFilter(parser)
+    return DrawnRowFilter(parser, scorer.reward.name)
 
 
 class AnswerParser:
@@ -178,8 +183,10 @@ class AnswerParser:
 class DrawnRowFilter:
     """Checks rows when they are drawn during training, and skips those whose answer cannot be scored."""
 
-    def __init__(self, parser: AnswerParser) -> None:
+    def __init__(self, parser: AnswerParser, reward: str = "") -> None:
+        """`reward`: the name of the reward. Rows of a dataset that does not name it are always usable."""
         self._parser = parser
+        self._reward = reward
         self._left_out: set[tuple[str, str]] = set()
         """Location and prompt of the skipped rows: rows of two datasets may have the same index."""
 
@@ -187,8 +194,11 @@ class DrawnRowFilter:
         """Returns for each row whether its answer can be scored. The result for a row does not change during this
         attempt; after a retry, an answer that timed out or killed a process may be usable. Logs each skipped row once.
         Raises ResourceError."""
-        self._parser.parse(rows, may_blame_answers=True)
-        reasons = [self._parser.why_unscorable(row) for row in rows]
+        scored = [not row.rewards or self._reward in row.rewards for row in rows]
+        self._parser.parse(list(compress(rows, scored)), may_blame_answers=True)
+        reasons = [
+            self._parser.why_unscorable(row) if is_scored else None for row, is_scored in zip(rows, scored, strict=True)
+        ]
         new = [
             f"\n  {row.location}: the answer is {reason}"
             for row, reason in zip(rows, reasons, strict=True)

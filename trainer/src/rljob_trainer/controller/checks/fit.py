@@ -147,7 +147,9 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     new = training.rollout.max_new_tokens
     if limit is None or longest + new <= limit:
         return
-    dataset = training.dataset if field == DATASET or training.evaluation is None else training.evaluation.dataset
+    dataset = training.sources.get(field.removeprefix("spec.training."))
+    if dataset is None and training.evaluation is not None:
+        dataset = training.evaluation.dataset
     if dataset is None:  # `maxContextTokens` includes the new tokens.
         return
     prompt, advice = "a prompt of one token", "reduce maxNewTokens"

@@ -1,0 +1,215 @@
+"""Runs the filters over the row groups of Parquet files in parallel processes, with bounded memory.
+
+Each process reads the columns of prompt and answer, makes the prompts as for training, and returns the numbers of the
+rows that are kept. The processes end when the process that started them ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing import connection
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_api.v1alpha1.dataset import Dataset
+from rljob_trainer.control_groups import num_usable_cores
+from rljob_trainer.datasets.filters import NUM_EXAMPLES, DropCounts, FilterName, HeldOut, hash_of
+from rljob_trainer.datasets.parquet_files import ParquetFiles, RowGroup
+from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
+from rljob_trainer.datasets.rows import plain_raw_row
+from rljob_trainer.errors import ResourceError
+
+MAX_PROCESSES = 8
+"""Each process needs about 400 MiB."""
+ROWS_PER_PROCESS = 100_000
+"""Fewer rows are filtered in less time than a process needs to load its libraries."""
+ROWS_PER_TASK = 16_384
+"""A task has at least this many rows, if row groups are smaller."""
+TASKS_PER_PROCESS = 3
+"""Tasks that are submitted, per process, so that results in memory are bounded."""
+WORKER_DIED = 3
+"""Exit code of a process whose parent has ended."""
+
+
+@dataclass(frozen=True)
+class FilterPass:
+    """What a process needs to filter rows."""
+
+    paths: tuple[Path, ...]
+    dataset: Dataset
+    where: str
+    """Field path of the dataset."""
+    model_folder: Path
+    """Folder with the tokenizer."""
+    held_out: HeldOut
+    for_environment: bool = False
+    finds_duplicates: bool = False
+    why_unusable: Callable[[object], str | None] | None = None
+    """Returns why a reward cannot score an answer; None: answers are not checked. A function of a module."""
+
+
+@dataclass
+class FilteredRows:
+    """The result for some consecutive rows."""
+
+    numbers: npt.NDArray[np.uint32]
+    """Numbers of the kept rows, over all files."""
+    hashes: npt.NDArray[np.uint64]
+    """Their hashes, if duplicates are searched; otherwise empty."""
+    num_rows: int = 0
+    """Rows before the filters."""
+    longest: int = 0
+    """Tokens of the longest kept prompt."""
+    largest_token: int = 0
+    counts: DropCounts = field(default_factory=DropCounts)
+    num_unanswered: int = 0
+    """Kept rows without an answer."""
+    unanswered: list[str] = field(default_factory=list)
+    """Locations of the first of them."""
+    num_unusable: int = 0
+    """Kept rows with an answer that MathAnswer cannot score."""
+    unusable: list[tuple[str, str]] = field(default_factory=list)
+    """Location and reason of the first of them."""
+
+
+def filtered(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows]:
+    """Filters all rows of the files. Yields the results in the order of the rows.
+
+    Raises DatasetError for the first row that cannot be used, and ResourceError if a process is killed."""
+    tasks = tasks_of(files.groups)
+    num_processes = min(num_usable_cores(), MAX_PROCESSES, len(tasks), files.num_rows // ROWS_PER_PROCESS)
+    if num_processes <= 1:
+        row_filter = RowFilter(settings)
+        yield from map(row_filter.filtered, tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(num_processes, context, initializer=_begin_process, initargs=(settings,))
+    try:
+        remaining = iter(tasks)
+        pending: deque[Future[FilteredRows]] = deque()
+        for task in islice(remaining, TASKS_PER_PROCESS * num_processes):
+            pending.append(executor.submit(_filter_groups, task))
+        while pending:
+            try:
+                found = pending.popleft().result()
+            except BrokenProcessPool as error:
+                raise ResourceError(
+                    f"{settings.where}: a process that filters the rows was killed; probably the memory is too small: "
+                    "give the trainer's controller more memory, or write files with smaller row groups"
+                ) from error
+            pending.extend(executor.submit(_filter_groups, task) for task in islice(remaining, 1))
+            yield found
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def tasks_of(groups: Sequence[RowGroup]) -> list[tuple[RowGroup, ...]]:
+    """Returns the row groups of each task: consecutive ones of the same file."""
+    tasks: list[list[RowGroup]] = []
+    for group in groups:
+        last = tasks[-1] if tasks else []
+        if last and last[0].file == group.file and sum(each.num_rows for each in last) < ROWS_PER_TASK:
+            last.append(group)
+        else:
+            tasks.append([group])
+    return [tuple(task) for task in tasks]
+
+
+class RowFilter:
+    """Filters rows within one process."""
+
+    def __init__(self, settings: FilterPass) -> None:
+        from rljob_trainer.models.tokenizer import Tokenizer
+
+        self._settings = settings
+        self._files = ParquetFiles(settings.paths)
+        self._maker = PromptMaker(
+            settings.dataset,
+            Tokenizer(settings.model_folder),
+            settings.where,
+            for_environment=settings.for_environment,
+        )
+        fields = [self._maker.prompt_field, self._maker.answer_field]
+        self._columns = None if settings.for_environment else self._files.columns_of(fields) or None
+
+    def filtered(self, groups: Sequence[RowGroup]) -> FilteredRows:
+        """Filters the rows of these groups. Raises DatasetError, ResourceError."""
+        result = FilteredRows(np.empty(0, np.uint32), np.empty(0, np.uint64))
+        kept: list[PromptRow] = []
+        numbers: list[int] = []
+        hashes: list[int] = []
+        for group in groups:
+            for first, rows in self._files.batches_of(group, self._columns):
+                kept = self._kept(first, rows, result)
+                numbers += [row.index for row in kept]
+                if self._settings.finds_duplicates:
+                    hashes += [hash_of(row.source_prompt) for row in kept]
+                result.num_rows += len(rows)
+        result.numbers = np.array(numbers, dtype=np.uint32)
+        result.hashes = np.array(hashes, dtype=np.uint64)
+        return result
+
+    def _kept(self, first: int, rows: Sequence[dict[str, object]], result: FilteredRows) -> list[PromptRow]:
+        """Returns the rows that are kept, and counts the others in `result`."""
+        raw = [
+            plain_raw_row(row, self._files.location(number), self._settings.dataset)
+            for number, row in enumerate(rows, first)
+        ]
+        kept: list[PromptRow] = []
+        dropped: dict[FilterName, list[str]] = {}
+        for each, row in zip(raw, self._maker.made(raw, range(first, first + len(raw))), strict=True):
+            reason = FilterName.OVERLONG if row is None else self._settings.held_out.reason(row.source_prompt)
+            if row is None or reason is not None:
+                dropped.setdefault(reason or FilterName.OVERLONG, []).append(each.location)
+            else:
+                kept.append(row)
+        for name, locations in dropped.items():
+            result.counts.add(name, locations)
+        result.longest = max(result.longest, max((len(row.token_ids) for row in kept), default=0))
+        tokens = (max(row.token_ids, default=0) for row in kept)
+        result.largest_token = max(result.largest_token, max(tokens, default=0))
+        self._check_answers(kept, result)
+        return kept
+
+    def _check_answers(self, rows: Sequence[PromptRow], result: FilteredRows) -> None:
+        why_unusable = self._settings.why_unusable
+        for row in rows:
+            if row.answer is None:
+                result.num_unanswered += 1
+                if len(result.unanswered) < NUM_EXAMPLES:
+                    result.unanswered.append(row.location)
+            elif why_unusable is not None and (reason := why_unusable(row.answer)) is not None:
+                result.num_unusable += 1
+                if len(result.unusable) < NUM_EXAMPLES:
+                    result.unusable.append((row.location, reason))
+
+
+_FILTERS: list[RowFilter] = []
+"""The filter of this process, once `_begin_process` has run in it."""
+
+
+def _begin_process(settings: FilterPass) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    _FILTERS.append(RowFilter(settings))
+
+
+def _end_with(sentinel: int) -> None:
+    """Ends this process when its parent has ended, for example by SIGKILL."""
+    connection.wait([sentinel])
+    os._exit(WORKER_DIED)
+
+
+def _filter_groups(groups: Sequence[RowGroup]) -> FilteredRows:
+    return _FILTERS[0].filtered(groups)
