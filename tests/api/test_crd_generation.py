@@ -75,6 +75,16 @@ def test_fields_below_an_affinity_have_no_descriptions() -> None:
     assert described == [below]
 
 
+def test_the_affinity_of_the_head_may_have_any_fields() -> None:
+    by_path = dict(schemas(root_schema()))
+    assert by_path[".spec.head.template.affinity"] == {
+        "type": "object",
+        "maxProperties": 3,
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+    assert "properties" in by_path[".spec.pools.items.template.affinity"]
+
+
 def test_records_of_the_operator_have_no_descriptions_within() -> None:
     by_path = dict(schemas(root_schema()))
     for name in ("attempts", "counters", "nextAttempt", "handledRequests"):

@@ -143,7 +143,7 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.head.resources.requests": {"cpu": 0.5}},
         {"spec.head.template.labels": {"a": "not a value"}},
         {"spec.head.template.labels": {"a": "b" * 64}},
-        {"spec.head.template.affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}},
+        {"spec.pools[0].template.affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}},
         {"spec.head.template.priorityClassName": "a..b"},
         {"spec.image": "registry.example/Team/trainer:1"},
         {"spec.image": "trainer:1 "},
@@ -160,6 +160,18 @@ def test_a_wrong_type_or_bound_is_rejected_on_both_sides(api: httpx.Client, edit
     with pytest.raises(ValidationError):
         RLJob.from_wire(job)
     assert job_requests.create(api, job).status == 422
+
+
+@pytest.mark.parametrize(
+    "affinity",
+    [{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}, {"nodeAfinity": {}}],
+    ids=str,
+)
+def test_the_affinity_of_the_head_is_checked_by_the_types_only(api: httpx.Client, affinity: dict[str, object]) -> None:
+    job = valid_job({"spec.head.template.affinity": affinity})
+    with pytest.raises(ValidationError):
+        RLJob.from_wire(job)
+    assert job_requests.create(api, job).at("spec", "head", "template", "affinity") == affinity
 
 
 @pytest.mark.parametrize(

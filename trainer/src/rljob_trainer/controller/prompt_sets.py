@@ -13,14 +13,8 @@ from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.checks.answers import refuse_unusable
-from rljob_trainer.datasets.prompts import (
-    DATASET,
-    EVALUATION_DATASET,
-    PromptRow,
-    load_environment_rows,
-    load_prompts,
-    without_held_out,
-)
+from rljob_trainer.datasets.loading import load_rows, without_held_out
+from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptMaker, PromptRow
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
 
@@ -82,8 +76,8 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     def rows_of(dataset: Dataset | None, where: str, num_rows: int) -> list[PromptRow]:
         if dataset is None:
             return [PromptRow(index, "", str(index), (), None, {}) for index in range(num_rows)]
-        load = load_prompts if training.environment is None else load_environment_rows
-        return load(dataset, tokenizer, job_folder, where)
+        maker = PromptMaker(dataset, tokenizer, where, for_environment=training.environment is not None)
+        return load_rows(maker, job_folder)
 
     rows = rows_of(training.dataset, DATASET, 1)
     held_out = list[PromptRow]()
