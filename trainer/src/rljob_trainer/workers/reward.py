@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from rljob_api.v1alpha1.evaluation_rules import ENVIRONMENT_REWARD
 from rljob_api.v1alpha1.reward import ErrorPolicy, OverlongPenalty, Reward
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
@@ -46,8 +47,6 @@ log = logging.getLogger(__name__)
 STATUSES = tuple(RewardStatus)
 """The statuses in the order of their numbers in a status column."""
 MAX_EXCERPT_CHARACTERS = 400
-ENVIRONMENT_REWARD = "environment"
-"""The name of the reward that is added if a job with an environment lists none of type Environment."""
 
 
 @dataclass(frozen=True)

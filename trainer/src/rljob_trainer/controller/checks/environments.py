@@ -25,7 +25,6 @@ from rljob_trainer.environments.turn_template import PROBE_MESSAGE
 from rljob_trainer.errors import ConfigurationError, DatasetError, EnvironmentMessageError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 from rljob_trainer.settings import Settings
-from rljob_trainer.workers.reward import ENVIRONMENT_REWARD
 
 log = logging.getLogger(__name__)
 
