@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, StrictStr
@@ -74,9 +75,27 @@ def pass_at_ks(num_samples: int) -> list[int]:
     return [*(1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples), num_samples]
 
 
-def main_score(evaluation: Evaluation) -> str:
-    """The metric that stands for the whole evaluation: of greedy responses, or else of sampled ones."""
-    return next(metric_names(evaluation))
+@dataclass(frozen=True)
+class EvaluationScores:
+    """The mean scores of an evaluation."""
+
+    name: str
+    """Name of the evaluation."""
+    labels: Mapping[str, str]
+    """Words for people by the name of the metric, the main score first: `{"eval/heldout/greedy": "greedy",
+    "eval/heldout/mean_at_4": "sampled"}`."""
+
+
+def scores_of(evaluations: Iterable[Evaluation]) -> list[EvaluationScores]:
+    """The mean scores of each evaluation. The first of an evaluation is its main score: that of greedy responses, or
+    without them that of sampled ones."""
+    found = []
+    for each in evaluations:
+        labels = {f"{EVALUATION_METRICS}{each.name}/greedy": "greedy"} if each.greedy else {}
+        if each.num_samples:
+            labels[f"{EVALUATION_METRICS}{each.name}/mean_at_{each.num_samples}"] = "sampled"
+        found.append(EvaluationScores(each.name, labels))
+    return found
 
 
 EVALUATION_RULES = (

@@ -53,12 +53,8 @@ def _needs_gym_rows(evaluation: Evaluation, training: Training) -> bool:
 
 _without_rows = _faults(lambda each, training: each.dataset is None and training.dataset is not None, "dataset")
 _with_other_rows = _faults(_needs_gym_rows, "dataset", "type")
-_too_long = _faults(
-    lambda each, training: (each.max_new_tokens or 0) > training.rollout.max_new_tokens, "maxNewTokens"
-)
-_not_synced = _faults(
-    lambda each, training: each.every_steps % training.rollout.sync_every_steps != 0, "everySteps"
-)
+_too_long = _faults(lambda each, training: (each.max_new_tokens or 0) > training.rollout.max_new_tokens, "maxNewTokens")
+_not_synced = _faults(lambda each, training: each.every_steps % training.rollout.sync_every_steps != 0, "everySteps")
 
 TRAINING_EVALUATION_RULES = (
     unique_rule(

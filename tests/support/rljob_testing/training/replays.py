@@ -216,10 +216,11 @@ class ReplayedRollouts(RolloutPhase):
         environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
+        weights: Mapping[str, float] | None = None,
     ) -> Rollout:
         """Responses with scores 0 and 1, as if generated with the weights of step 0. Every other group has equal scores
         only."""
-        del sampling, syncs, environment_seeds
+        del sampling, syncs, environment_seeds, weights
         assert not with_greedy
         generator = torch.Generator().manual_seed(int(seeds[0]))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DATASET, EVALUATION_DATASET = "spec.training.dataset", "spec.training.evaluation.dataset"
-"""Field paths of the two dataset blocks."""
+DATASET = "spec.training.dataset"
+"""Field path of the dataset block."""
 ROWS_PER_ENCODING = 1024
 PLACEHOLDER = "{prompt}"
 
@@ -329,8 +329,13 @@ def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
     return False
 
 
+def evaluation_dataset(index: int) -> str:
+    """Returns the field path of the dataset of an entry of `training.evaluations`."""
+    return f"spec.training.evaluations[{index}].dataset"
+
+
 def without_held_out(
-    training_rows: Sequence[PromptRow], held_out_rows: Sequence[PromptRow]
+    training_rows: Sequence[PromptRow], held_out_rows: Iterable[PromptRow]
 ) -> tuple[list[PromptRow], int]:
     """Returns the training rows whose prompt is not held out, and the number of removed rows.
 
@@ -341,8 +346,8 @@ def without_held_out(
     others = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
     if not others:
         raise DatasetError(
-            f"{DATASET}: all {len(training_rows)} rows are held out for the evaluation, so none is left to train on; "
-            f"decrease spec.training.evaluation.numPrompts, or name other rows in {EVALUATION_DATASET}"
+            f"{DATASET}: all {len(training_rows)} rows are held out for evaluations, so none is left to train on; "
+            "decrease numPrompts in spec.training.evaluations, or name other rows in their datasets"
         )
     return others, len(training_rows) - len(others)
 

@@ -39,7 +39,11 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.reasoningGymEvaluation": [
         {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}], _V: [{"dataset": _GYM}]},
         {_T + "dataset": _GYM, _V: [{"dataset": _FILE}]},
-        {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}, _OVERLONG], _V: [{"dataset": _FILE, "rewards": ["length"]}]},
+        {
+            _T + "dataset": _GYM,
+            _R: [{"type": "ReasoningGym"}, _OVERLONG],
+            _V: [{"dataset": _FILE, "rewards": ["length"]}],
+        },
     ],
     "Training.evaluationNewTokens": [{_V: [{"dataset": _FILE, "maxNewTokens": 64}]}],
     "Training.syncEverySteps": [
