@@ -103,7 +103,7 @@ def test_a_field_that_refers_to_another_one_has_only_fields_that_are_described_t
         if mark in (text := str(schema.get("description", ""))):
             found[path] = "." + text.partition(mark)[2].rstrip(".").replace("pools.", "pools.items.")
             found[path] = found[path].replace("spec.env.", "spec.env.items.").replace("envFrom.", "envFrom.items.")
-    assert found[".spec.training.evaluation.dataset"] == ".spec.training.dataset"
+    assert found[".spec.training.evaluations.items.dataset"] == ".spec.training.dataset"
     assert len(found) == 10
     for path, other in found.items():
         within = {each.removeprefix(path) for each in by_path if each.startswith(f"{path}.")}

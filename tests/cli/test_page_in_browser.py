@@ -214,7 +214,7 @@ def test_text_of_a_model_or_user_never_runs_as_script(browser: Browser, show: Sh
 def test_a_long_name_of_a_metric_does_not_widen_the_page(browser: Browser, tmp_path: Path) -> None:
     folder = RunRecord().write(tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(f'{{"step": 30, "eval/{"m" * 150}": 1.0}}\n')
+        file.write(f'{{"step": 30, "eval/{"m" * 150}/greedy": 1.0}}\n')
     browser.emulate(400)
     browser.open(write_page(read_files(folder)).path)
     assert "m" * 150 in browser.texts(".facts")[0]

@@ -354,7 +354,7 @@ def test_a_resumed_run_has_the_same_alarms_as_an_uninterrupted_one(
     for step, metrics in enumerate(steps[:28], 1):
         whole.step_done(step, metrics)
         sink.write(step, metrics)
-        sink.write(step, {"eval/greedy_score": 0.5})
+        sink.write(step, {"eval/heldout/greedy": 0.5})
     sink.close()
     caplog.clear()
     resumed = alarms_of()

@@ -25,7 +25,7 @@ from rljob_trainer.controller.checks.answers import (
     start_check_pools,
 )
 from rljob_trainer.datasets.cursor import PromptCursor
-from rljob_trainer.datasets.prompts import DATASET, PromptRow
+from rljob_trainer.datasets.prompts import DATASET, PromptRow, evaluation_dataset
 from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.base import ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
@@ -90,7 +90,9 @@ class Check:
 
     def run(self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = ()) -> DrawnRowFilter | None:
         self.pools = start_check_pools(self.settings, self._stack)
-        return check_rewards(self.settings.scorers, self.pools, training, held_out, self.reported.append)
+        return check_rewards(
+            self.settings.scorers, self.pools, training, {evaluation_dataset(0): held_out}, self.reported.append
+        )
 
     @property
     def asked(self) -> Counter[str]:
@@ -129,7 +131,7 @@ def test_answers_of_any_spelling_pass_the_check(tmp_path: Path, stack: ExitStack
     with pytest.raises(DatasetError) as caught:
         Check(tmp_path, stack, MathAnswerScorer(WHERE)).run(good, rows("7", "\\boxed{}"))
     first, second = str(caught.value).splitlines()
-    assert first == Mentions("spec.training.evaluation.dataset.answerField:", "1 of 2 rows")
+    assert first == Mentions("spec.training.evaluations[0].dataset.answerField:", "1 of 2 rows")
     assert second == Mentions("a.jsonl, line 2:", "'\\\\boxed{}'", "cannot be scored")
 
 

@@ -130,7 +130,7 @@ def workload_of(
         always_needs_old_logprobs=always_needs_old_logprobs,
         needs_mini_batch_pass=algorithm.loss.type in NEEDS_BATCH_STATISTICS,
         checkpoint_every_steps=spec.checkpoint.every_steps,
-        evaluation_every_steps=None if training.evaluation is None else training.evaluation.every_steps,
+        evaluations_every_steps=tuple(each.every_steps for each in training.evaluations),
         waits_for_scores=resolved_value(algorithm.drop_zero_variance_groups),
         generation_factor=generation_factor,
         has_greedy_responses=algorithm.advantage.type is AdvantageType.REMAX,

@@ -232,8 +232,8 @@ class Workload:
     needs_mini_batch_pass: bool = False
     """Whether each mini-batch has an additional pass without gradient (Clip-Cov, KL-Cov)."""
     checkpoint_every_steps: int | None = None
-    evaluation_every_steps: int | None = None
-    """0: evaluations run only before the first and after the last step. None: there are no evaluations."""
+    evaluations_every_steps: tuple[int, ...] = ()
+    """Of each evaluation. 0: it runs only before the first and after the last step."""
     waits_for_scores: bool = False
     """Whether the scores decide which responses are trained on, so that the passes start after the scores."""
     trained_fraction: float = 1.0

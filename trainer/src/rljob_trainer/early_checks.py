@@ -54,11 +54,11 @@ def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:
-    evaluation = spec.training.evaluation
     if spec.training.dataset is not None:
         yield "spec.training.dataset", spec.training.dataset
-    if evaluation is not None and evaluation.dataset is not None:
-        yield "spec.training.evaluation.dataset", evaluation.dataset
+    for index, each in enumerate(spec.training.evaluations):
+        if each.dataset is not None:
+            yield f"spec.training.evaluations[{index}].dataset", each.dataset
 
 
 def _models(spec: RLJobSpec) -> Iterator[tuple[str, str]]:

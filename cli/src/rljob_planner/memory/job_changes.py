@@ -199,9 +199,9 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
     field, section = f"{path}.maxNumSequences", "sequences at once"
     yield _Setting(field, now, lambda value: job(replace(rollout, max_sequences=value)), (fewer,), more, section)
     # Checkpoints and evaluations need a weight sync in the same step (crds: algorithm_rules.py).
-    intervals = [
-        each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None
-    ]
+    intervals = [*workload.evaluations_every_steps]
+    if workload.checkpoint_every_steps is not None:
+        intervals.append(workload.checkpoint_every_steps)
     now = rollout.sync_every_steps
     rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in intervals)]
     field, section = f"{path}.syncEverySteps", "weight sync"

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 
 from rljob_api.base import WireModel
 from rljob_api.rule import revision_rule, rule, union_rules
-from rljob_api.scalars import Count, Flag, LongText, PositiveCount, ShortText, Temperature
+from rljob_api.scalars import Count, Flag, LongText, PositiveCount, ShortText
 
 _PROMPT = "{prompt}"
 
@@ -94,26 +94,6 @@ class Dataset(WireModel):
     shuffle: Flag = True
     """Shuffle the rows in each epoch, with a generator seeded by `training.seed`. If false, the rows keep their order.
     """
-
-
-class Evaluation(WireModel):
-    """Scoring of greedy and sampled responses to held-out prompts, each time the same prompts.
-
-    Training does not use rows whose prompt is among the evaluation prompts."""
-
-    dataset: Dataset | None = None
-    """Rows with held-out prompts. Fields as in training.dataset; unset if that is unset."""
-    num_prompts: PositiveCount = 256
-    """Number of prompts: the first rows of the dataset, or all if it has fewer. Without a dataset: number of rollouts,
-    whose environments have other seeds than those of training."""
-    every_steps: Count = 20
-    """Evaluate after every n-th training step, and after the last one; 0: only after the last one."""
-    at_start: Flag = True
-    """Evaluate before the first step."""
-    num_samples: Count = 1
-    """Number of sampled responses per prompt in addition to the greedy one."""
-    temperature: Temperature = 1.0
-    """Sampling temperature of the sampled responses."""
 
 
 DATASET_RULES = (

@@ -1,4 +1,4 @@
-"""Rules between the environment and the other settings of the training: dataset, evaluation, rewards, limits of
+"""Rules between the environment and the other settings of the training: dataset, evaluations, rewards, limits of
 tokens."""
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from rljob_api.v1alpha1.environment import EnvironmentType, RewritePolicy
 from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
+from rljob_api.yaml_text import wire_path
 
 
-def _datasets(training: Training) -> dict[str, Dataset]:
-    """The job's datasets by their field, relative to the training."""
-    evaluation = training.evaluation
-    found = {"dataset": training.dataset, "evaluation.dataset": evaluation.dataset if evaluation else None}
-    return {field: dataset for field, dataset in found.items() if dataset is not None}
+def _datasets(training: Training) -> dict[Path, Dataset]:
+    """The job's datasets by their path, relative to the training."""
+    found: dict[Path, Dataset | None] = {("dataset",): training.dataset}
+    found |= {("evaluations", index, "dataset"): each.dataset for index, each in enumerate(training.evaluations)}
+    return {path: dataset for path, dataset in found.items() if dataset is not None}
 
 
-def _prompts_that_fill_the_context(training: Training) -> list[Path]:
-    """The path of `maxPromptTokens`, relative to the training, of each dataset whose longest prompt leaves no room for
-    a turn."""
+def _prompts_that_fill_the_context(training: Training) -> list[str]:
+    """`maxPromptTokens` of each dataset whose longest prompt leaves no room for a turn, as text."""
     environment = training.environment
     return [
-        (*field.split("."), "maxPromptTokens")
-        for field, dataset in _datasets(training).items()
+        f"{wire_path((*path, 'maxPromptTokens'))}: {dataset.max_prompt_tokens}"
+        for path, dataset in _datasets(training).items()
         if environment is not None and dataset.max_prompt_tokens >= environment.max_context_tokens
     ]
 
@@ -62,15 +62,6 @@ TRAINING_ENVIRONMENT_RULES = (
         wrong="is required without training.environment",
         advice="add a dataset, or an environment whose `reset` returns the prompt",
         holds=lambda t: t.dataset is not None or t.environment is not None,
-    ),
-    rule(
-        Training,
-        "Training.evaluationDataset",
-        field=".evaluation.dataset",
-        cel="!has(self.evaluation) || has(self.evaluation.dataset) || !has(self.dataset)",
-        wrong="is required, because training has a dataset",
-        advice="add a dataset with held-out rows",
-        holds=lambda t: t.evaluation is None or t.evaluation.dataset is not None or t.dataset is None,
     ),
     rule(
         Training,
@@ -116,16 +107,12 @@ TRAINING_ENVIRONMENT_RULES = (
         "Training.environmentPromptTokens",
         field=".environment.maxContextTokens",
         cel="!has(self.environment) || (!has(self.dataset)"
-        " || self.dataset.maxPromptTokens < self.environment.maxContextTokens) && (!has(self.evaluation)"
-        " || !has(self.evaluation.dataset)"
-        " || self.evaluation.dataset.maxPromptTokens < self.environment.maxContextTokens)",
-        wrong="must be above the dataset's maxPromptTokens, or the longest prompt leaves no room for a turn",
-        advice="increase maxContextTokens, or reduce dataset.maxPromptTokens and evaluation.dataset.maxPromptTokens",
+        " || self.dataset.maxPromptTokens < self.environment.maxContextTokens) && self.evaluations.all(each,"
+        " !has(each.dataset) || each.dataset.maxPromptTokens < self.environment.maxContextTokens)",
+        wrong="must be above maxPromptTokens of each dataset, or the longest prompt leaves no room for a turn",
+        advice="increase maxContextTokens, or reduce maxPromptTokens",
         holds=lambda t: not _prompts_that_fill_the_context(t),
-        details=lambda t, _: [
-            f"{'.'.join(map(str, path))}: {_datasets(t)['.'.join(map(str, path[:-1]))].max_prompt_tokens}"
-            for path in _prompts_that_fill_the_context(t)
-        ],
+        details=lambda t, _: _prompts_that_fill_the_context(t),
     ),
     rule(
         Training,

@@ -12,8 +12,9 @@ from rljob_api.base import WireModel
 from rljob_api.rule import Path, rule, unique_rule
 from rljob_api.scalars import Count, Fraction, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType
 from rljob_api.v1alpha1.environment import Environment
+from rljob_api.v1alpha1.evaluation import Evaluation
 from rljob_api.v1alpha1.model import Critic, LoraSync, Model
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.reward import Reward, RewardType
@@ -80,8 +81,8 @@ class Training(WireModel):
     """The critic, for an algorithm that needs one (PPO). When unset, the critic of such an algorithm has default
     settings."""
     rollout: Rollout = Field(default_factory=Rollout)
-    evaluation: Evaluation | None = None
-    """Evaluation during training; none when unset."""
+    evaluations: Annotated[tuple[Evaluation, ...], Field(max_length=8)] = ()
+    """Evaluations during training. The first one is shown where there is room for only one score."""
     loggers: Annotated[tuple[Logger, ...], Field(max_length=8)] = (Logger.CONSOLE, Logger.TENSORBOARD)
     """Sinks for metrics, in addition to JSON Lines, which are always written."""
     trackers: Annotated[tuple[Tracker, ...], Field(max_length=2)] = ()
@@ -135,11 +136,6 @@ def _engine_supports_lora_sync(training: Training) -> bool:
 
 def _needs_gym(training: Training) -> bool:
     return any(reward.type is RewardType.REASONING_GYM for reward in training.rewards)
-
-
-def _gym_evaluates_gym(training: Training) -> bool:
-    dataset = training.evaluation.dataset if training.evaluation is not None else None
-    return not _needs_gym(training) or dataset is None or dataset.type is DatasetType.REASONING_GYM
 
 
 def _has_weight(training: Training) -> bool:
@@ -260,16 +256,6 @@ TRAINING_RULES = (
         wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym",
         advice="change the type of the reward or of the dataset",
         holds=lambda t: not _needs_gym(t) or (t.dataset is not None and t.dataset.type is DatasetType.REASONING_GYM),
-    ),
-    rule(
-        Training,
-        "Training.reasoningGymEvaluation",
-        field=".evaluation.dataset.type",
-        cel=f"!{_NEEDS_GYM} || !has(self.evaluation) || !has(self.evaluation.dataset)"
-        " || self.evaluation.dataset.type == 'ReasoningGym'",
-        wrong="must be ReasoningGym, because a reward of type ReasoningGym also scores the evaluation",
-        advice="change the type of this dataset or of the reward",
-        holds=_gym_evaluates_gym,
     ),
     rule(
         Training,

@@ -10,7 +10,7 @@ Legend: B responses.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -216,10 +216,11 @@ class ReplayedRollouts(RolloutPhase):
         environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
+        weights: Mapping[str, float] | None = None,
     ) -> Rollout:
         """Responses with scores 0 and 1, as if generated with the weights of step 0. Every other group has equal scores
         only."""
-        del sampling, syncs, environment_seeds
+        del sampling, syncs, environment_seeds, weights
         assert not with_greedy
         generator = torch.Generator().manual_seed(int(seeds[0]))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rljob_api.contract_documents import TrainerJob
+from rljob_api.v1alpha1.evaluation_rules import rewards_of
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.auto_settings import (
     AdaptedModel,
@@ -45,8 +46,9 @@ from rljob_trainer.controller.model_roles import (
     reward_settings,
     roles_with_policy_model,
 )
-from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts
+from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts, needs_answers
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
+from rljob_trainer.datasets.prompts import evaluation_dataset
 from rljob_trainer.engines.rollout.select import vllm_supports_adapters
 from rljob_trainer.engines.train.kernels import check_kernel_device
 from rljob_trainer.engines.train.lora import target_endings
@@ -106,12 +108,17 @@ def built_run(
         if settings.device_type is not None:
             check_kernel_device(job.spec.training.model.kernels, settings.device_type)
         check_fit(job.spec, engine, policy.folder, prompts, layouts)
-        known = prompts if environment is None else replace(prompts, training=environment.prompts, held_out=())
+        known = prompts if environment is None else replace(prompts, training=environment.prompts, held_out={})
         models, hub_role_models = found_models(
             job.spec, settings, policy, known, saved.hub_role_models if saved else HubRoleModels()
         )
         log.info("data: %s", prompts if job.spec.training.dataset else "no dataset; the environment makes the prompts")
-        drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
+        with_answers = {
+            field: prompts.held_out[field]
+            for index, each in enumerate(job.spec.training.evaluations)
+            if (field := evaluation_dataset(index)) and needs_answers(rewards_of(each, job.spec.training))
+        }
+        drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, with_answers, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
         check_kernel_device(job.spec.training.model.kernels, device_type)

@@ -58,6 +58,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
             job.spec.training.steps,
             run.workers.num_devices,
             trackers,
+            job.spec.training.evaluations,
         )
         trackers.begin(job, settings, first_step if point else None)
         try:
@@ -81,8 +82,8 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
             reporter.complete(exported.as_uri() if exported else None)
         finally:
             output.close()
-        if output.summary():
-            log.info("%s", output.summary())
+        for line in output.summary():
+            log.info("%s", line)
     return ExitCode.SUCCESS
 
 

@@ -20,7 +20,6 @@ from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
 from rljob_trainer.observability.log import printable
 from rljob_trainer.observability.metrics import (
-    EVAL_GREEDY,
     REWARD_MEAN,
     THROUGHPUT,
     Metrics,
@@ -105,9 +104,10 @@ class RunReporter:
             changes["eta_seconds"] = round(eta)
         self._change(progress=self._progress(step=step, **changes), alarms=_as_tuple(alarms))
 
-    def evaluated(self, metrics: Metrics) -> None:
-        """Reports the scores of an evaluation; the number of steps stays unchanged."""
-        self._change(progress=self._progress(**self._scores(metrics)))
+    def evaluated(self, score: float | None) -> None:
+        """Reports the main score of the first evaluation, if there is one; the number of steps stays unchanged."""
+        changes = {} if score is None or not math.isfinite(score) else {"eval_score": score}
+        self._change(progress=self._progress(**changes))
 
     def doing(self, activity: str) -> None:
         """Reports that a slow activity has started or made progress. This shows that the run is alive. Once training
@@ -173,7 +173,6 @@ class RunReporter:
     def _scores(self, metrics: Metrics) -> dict[str, object]:
         scores = {
             "reward_mean": metrics.get(REWARD_MEAN),
-            "eval_score": metrics.get(EVAL_GREEDY),
             "tokens_per_second": metrics[THROUGHPUT] * self._num_devices if THROUGHPUT in metrics else None,
         }
         return {name: value for name, value in scores.items() if value is not None and math.isfinite(value)}

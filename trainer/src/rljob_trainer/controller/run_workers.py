@@ -196,7 +196,8 @@ def _reward_model_workers(
         return None
     columns = TOKEN_COLUMNS if found.settings.reads_tokens else TEXT_COLUMNS
     group = groups[REWARD_MODEL].seen_as(RewardModelGroup)
-    return RewardModelWorkers(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
+    name = next(each.name for each in job.spec.training.rewards if each.reward_model is not None)
+    return RewardModelWorkers(name, group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
 
 
 def shipped_code(settings: Settings) -> ShippedCode | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptMaker, PromptRow
+from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
 
@@ -65,7 +65,7 @@ def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
 
 
 def without_held_out(
-    training_rows: Sequence[PromptRow], held_out_rows: Sequence[PromptRow]
+    training_rows: Sequence[PromptRow], held_out_rows: Iterable[PromptRow]
 ) -> tuple[list[PromptRow], int]:
     """Returns the training rows whose prompt is not held out, and the number of removed rows.
 
@@ -76,8 +76,8 @@ def without_held_out(
     others = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
     if not others:
         raise DatasetError(
-            f"{DATASET}: all {len(training_rows)} rows are held out for the evaluation, so none is left to train on; "
-            f"decrease spec.training.evaluation.numPrompts, or name other rows in {EVALUATION_DATASET}"
+            f"{DATASET}: all {len(training_rows)} rows are held out for evaluations, so none is left to train on; "
+            "decrease numPrompts in spec.training.evaluations, or name other rows in their datasets"
         )
     return others, len(training_rows) - len(others)
 

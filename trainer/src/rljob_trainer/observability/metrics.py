@@ -159,12 +159,6 @@ CONTROLLER_SENT_BYTES: Final = "perf/controller_sent_bytes"
 CONTROLLER_RECEIVED_BYTES: Final = "perf/controller_received_bytes"
 """Payload of the batches that the controller received in a step."""
 
-EVAL_GREEDY: Final = "eval/greedy_score"
-EVAL_SAMPLED: Final = "eval/sampled_score"
-EVAL_GREEDY_EXCLUDED: Final = "eval/greedy_excluded_fraction"
-EVAL_SAMPLED_EXCLUDED: Final = "eval/sampled_excluded_fraction"
-"""Fractions of the held-out responses without a score; the mean scores are those of the others."""
-
 TIMING_PREFIX: Final = "timing_s/"
 STEP_SECONDS: Final = TIMING_PREFIX + "step"
 EVAL_SECONDS: Final = TIMING_PREFIX + "eval"

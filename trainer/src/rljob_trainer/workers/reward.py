@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from rljob_api.v1alpha1.evaluation_rules import ENVIRONMENT_REWARD
 from rljob_api.v1alpha1.reward import ErrorPolicy, OverlongPenalty, Reward
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
@@ -36,6 +37,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SAMPLE_IDS,
+    SCORED_BY,
     TURN_BEGINNINGS,
     score_column,
     status_column,
@@ -46,8 +48,6 @@ log = logging.getLogger(__name__)
 STATUSES = tuple(RewardStatus)
 """The statuses in the order of their numbers in a status column."""
 MAX_EXCERPT_CHARACTERS = 400
-ENVIRONMENT_REWARD = "environment"
-"""The name of the reward that is added if a job with an environment lists none of type Environment."""
 
 
 @dataclass(frozen=True)
@@ -164,21 +164,28 @@ class RewardWorker(Worker):
 
         A response with IS_LOST is not sent; the controller removes its scores. Needs SAMPLE_IDS,
         IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
-        In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES. Returns a batch without columns. Raises
+        In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES. With SCORED_BY, which is the same in all
+        rows, only these rewards run, and the scores of the others mean nothing. Returns a batch without columns. Raises
         RewardError for a row that cannot be sent to a scorer, and for an exception of an environment that gives no
         reward."""
         of_environment = self._environment_outcomes(batch)
-        names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
+        texts = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         conversations = batch.object_column(MESSAGES) if ENVIRONMENT_RESULTS in batch else repeat((), len(batch))
         requests = [
             RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row), _messages(messages))
             for prompt, beginning, response, answer, row, messages in zip(
-                *map(batch.object_column, names), conversations, strict=True
+                *map(batch.object_column, texts), conversations, strict=True
             )
         ]
         are_incomplete = batch[IS_LOST].tolist()
         complete = list(compress(requests, [not each for each in are_incomplete]))
-        outcomes, indices = [pool.submit(complete) for pool in self.pools], count()
+        names = [scorer.reward.name for scorer in self.settings.scorers]
+        wanted = _scored_by(batch, names)
+        outcomes = [
+            pool.submit(complete) if name in wanted else _not_scored(len(complete))
+            for name, pool in zip(names, self.pools, strict=True)
+        ]
+        indices = count()
         columns = (
             batch[SAMPLE_IDS].tolist(),
             requests,
@@ -188,7 +195,7 @@ class RewardWorker(Worker):
         )
         for sample_id, request, length, is_incomplete, of_row in zip(*columns, strict=True):
             assert sample_id not in self.started, f"response {sample_id} is already being scored"
-            index, found = (0, [_not_scored() for _ in self.pools]) if is_incomplete else (next(indices), outcomes)
+            index, found = (0, [_not_scored(1) for _ in self.pools]) if is_incomplete else (next(indices), outcomes)
             self.started[sample_id] = _Started(request, length, index, found, of_row)
         return DataProto()
 
@@ -203,7 +210,11 @@ class RewardWorker(Worker):
             match result:
                 case ["ERROR", _, detail] if not rewards:
                     raise RewardError(f"spec.training.environment: the environment {detail}")
-        return [[reward.outcome(result) for reward in rewards] for result in results]
+        wanted = _scored_by(batch, [each.reward.name for each in rewards])
+        return [
+            [each.outcome(result) if each.reward.name in wanted else _NO_OUTCOME for each in rewards]
+            for result in results
+        ]
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, batch: DataProto) -> DataProto:
@@ -293,11 +304,23 @@ class RewardWorker(Worker):
         return DataProto(objects={name: batch.object_column(name) for name in batch.column_names()})
 
 
-def _not_scored() -> Future[list[RewardOutcome]]:
-    """The outcome for a response that the rollout engine did not complete."""
+_NO_OUTCOME = RewardOutcome(0.0, RewardStatus.OK, "", 0.0)
+
+
+def _not_scored(num_responses: int) -> Future[list[RewardOutcome]]:
+    """The outcomes for responses that the rollout engine did not complete, or that the reward does not score."""
     future: Future[list[RewardOutcome]] = Future()
-    future.set_result([RewardOutcome(0.0, RewardStatus.OK, "", 0.0)])
+    future.set_result([_NO_OUTCOME] * num_responses)
     return future
+
+
+def _scored_by(batch: DataProto, names: Sequence[str]) -> Sequence[str]:
+    """The rewards that score these responses, of those with these names."""
+    if SCORED_BY not in batch or not len(batch):
+        return names
+    wanted = batch.object_column(SCORED_BY)[0]
+    assert isinstance(wanted, tuple), "a row of SCORED_BY"
+    return [name for name in names if name in wanted]
 
 
 def _messages(value: object) -> Sequence[Mapping[str, object]]:

@@ -28,11 +28,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_E: _ENVIRONMENT | {"timeoutSeconds": 600}},
     ],
     "Training.dataset": [_ALONE, {_E: _ENVIRONMENT}],
-    "Training.evaluationDataset": [
-        {**_ALONE, _T + "evaluation": {"numPrompts": 8}},
-        {**_ALONE, _T + "evaluation": {"dataset": _FILE}},
-        {_E: _ENVIRONMENT, _T + "evaluation": {"dataset": _FILE}},
-    ],
     "Training.rewards": [{_E: _ENVIRONMENT, _R: []}, _ALONE, {_R: [_FUNCTION]}],
     "Training.environmentReward": [
         {_E: _ENVIRONMENT, _R: [_REWARD]},
@@ -68,11 +63,7 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Training.dataset": [
         Bad(_T + "dataset", {_T + "dataset": REMOVED, _R: [_FUNCTION]}),
-        Bad(_T + "dataset", {_T + "dataset": REMOVED, _R: [_FUNCTION], _T + "evaluation": {"dataset": _FILE}}),
-    ],
-    "Training.evaluationDataset": [
-        Bad(_T + "evaluation.dataset", {_T + "evaluation": {}}),
-        Bad(_T + "evaluation.dataset", {_E: _ENVIRONMENT, _T + "evaluation": {"numPrompts": 8}}),
+        Bad(_T + "dataset", {_T + "dataset": REMOVED, _R: [_FUNCTION], _T + "evaluations": [{"dataset": _FILE}]}),
     ],
     "Training.rewards": [Bad(_R, {_R: []}), Bad(_R, {_R: REMOVED})],
     "Training.environmentReward": [
@@ -88,7 +79,7 @@ BAD: dict[str, list[Bad]] = {
         Bad(_E + ".maxContextTokens", {_E: _ENVIRONMENT | {"maxContextTokens": 64}, _T + "rollout.maxNewTokens": 63}),
         Bad(
             _E + ".maxContextTokens",
-            {_E: _ENVIRONMENT, _T + "evaluation": {"dataset": _FILE | {"maxPromptTokens": 256}}},
+            {_E: _ENVIRONMENT, _T + "evaluations": [{"dataset": _FILE | {"maxPromptTokens": 256}}]},
         ),
     ],
     "Training.environmentNewTokens": [

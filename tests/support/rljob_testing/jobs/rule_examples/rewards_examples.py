@@ -16,7 +16,6 @@ _MODEL = {"type": "RewardModel", "rewardModel": {"source": "owner/reward"}}
 _ENVIRONMENT = {"type": "Environment"}
 _E = _T + "environment"
 _GAME = {"type": "Class", "classes": [{"path": "my_games:GuessNumber"}], "maxContextTokens": 256}
-_FILE = {"type": "File", "file": {"path": "held_out.jsonl"}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Reward.limits": [
@@ -48,10 +47,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.reasoningGymReward": [
         {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}]},
         {_T + "dataset": _GYM, _R: [_OVERLONG, {"type": "ReasoningGym"}]},
-    ],
-    "Training.reasoningGymEvaluation": [
-        {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}], _T + "evaluation.dataset": _GYM},
-        {_T + "dataset": _GYM, _T + "evaluation.dataset": _FILE},
     ],
 }
 
@@ -93,11 +88,5 @@ BAD: dict[str, list[Bad]] = {
         Bad(_R, {_R + "[0].type": "ReasoningGym"}),
         Bad(_R, {_R + "[1]": {"name": "task", "type": "ReasoningGym"}}),
         Bad(_R, {_E: _GAME, _T + "dataset": REMOVED, _R: [{"type": "ReasoningGym"}]}),
-    ],
-    "Training.reasoningGymEvaluation": [
-        Bad(
-            _T + "evaluation.dataset.type",
-            {_T + "dataset": _GYM, _R: [_OVERLONG, {"type": "ReasoningGym"}], _T + "evaluation.dataset": _FILE},
-        )
     ],
 }

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_trainer.control_groups import num_usable_cores
-from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptRow
+from rljob_trainer.datasets.prompts import DATASET, PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.answer_values import why_unusable
 from rljob_trainer.rewards.base import MACHINE_ERRORS, RewardOutcome, RewardRequest, RewardStatus, excerpt
@@ -86,13 +86,14 @@ def check_rewards(
     scorers: Sequence[ScorerSettings],
     pools: Sequence[ScorerPool],
     training: Sequence[PromptRow],
-    held_out: Sequence[PromptRow],
+    held_out: Mapping[str, Sequence[PromptRow]],
     doing: Callable[[str], None] = lambda _: None,
 ) -> DrawnRowFilter | None:
     """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
     None if all rows are already checked, or if no scorer is MathAnswer.
 
-    `pools` has one pool per scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
+    `held_out`: rows of evaluations that MathAnswer scores, by the field path of their dataset. `pools` has one pool per
+    scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
     progress. Raises ConfigurationError if a scorer cannot be loaded, DatasetError that names the rows whose answers
     cannot be scored, ResourceError."""
     for pool in pools:
@@ -108,7 +109,7 @@ def check_rewards(
         return None
     parser = AnswerParser(used, scorer.where)
     is_large = len(training) > MAX_ROWS_PARSED
-    for dataset, rows in ((EVALUATION_DATASET, held_out), (DATASET, () if is_large else training)):
+    for dataset, rows in {**held_out, DATASET: () if is_large else training}.items():
         _refuse_unscorable(parser, rows, dataset, doing)
     if not is_large:
         used.close()

@@ -23,7 +23,7 @@ from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, 
 from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.controller.checks.responses import check_responses
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.datasets.prompts import DATASET
+from rljob_trainer.datasets.prompts import DATASET, evaluation_dataset
 from rljob_trainer.engines.rollout.select import check_separate_adapters
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.kernels import check_kernels
@@ -147,7 +147,8 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     new = training.rollout.max_new_tokens
     if limit is None or longest + new <= limit:
         return
-    dataset = training.dataset if field == DATASET or training.evaluation is None else training.evaluation.dataset
+    datasets = {evaluation_dataset(index): each.dataset for index, each in enumerate(training.evaluations)}
+    dataset = datasets.get(field, training.dataset)
     if dataset is None:  # `maxContextTokens` includes the new tokens.
         return
     prompt, advice = "a prompt of one token", "reduce maxNewTokens"
