@@ -46,7 +46,7 @@ from rljob_trainer.controller.model_roles import (
     reward_settings,
     roles_with_policy_model,
 )
-from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts, needs_answers
+from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts, types_that_need_answers
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
 from rljob_trainer.datasets.prompts import evaluation_dataset
 from rljob_trainer.engines.rollout.select import vllm_supports_adapters
@@ -116,7 +116,8 @@ def built_run(
         with_answers = {
             field: prompts.held_out[field]
             for index, each in enumerate(job.spec.training.evaluations)
-            if (field := evaluation_dataset(index)) and needs_answers(rewards_of(each, job.spec.training))
+            if (field := evaluation_dataset(index))
+            and RewardType.MATH_ANSWER in types_that_need_answers(rewards_of(each, job.spec.training))
         }
         drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, with_answers, doing)
         doing("connects to Ray and reserves devices")
