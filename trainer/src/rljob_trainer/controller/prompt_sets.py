@@ -12,7 +12,7 @@ from pathlib import Path
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.checks.answers import refuse_unusable
+from rljob_trainer.controller.checks.answers import refuse_unusable, refuse_unusable_tests
 from rljob_trainer.datasets.prompts import (
     DATASET,
     EVALUATION_DATASET,
@@ -89,7 +89,7 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     held_out = list[PromptRow]()
     if (evaluation := training.evaluation) is not None:
         held_out = rows_of(evaluation.dataset, EVALUATION_DATASET, evaluation.num_prompts)[: evaluation.num_prompts]
-    needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
+    needing = [each.type for each in training.rewards if each.type in (RewardType.MATH_ANSWER, RewardType.CODE)]
     datasets = [(DATASET, training.dataset, rows)]
     if evaluation is not None:
         datasets.append((EVALUATION_DATASET, evaluation.dataset, held_out))
@@ -97,14 +97,16 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
         if dataset is None:
             continue
         unanswered = [row.location for row in prompts if row.answer is None]
-        if unanswered and (len(unanswered) < len(prompts) or needs_answers):
-            why = "the reward MathAnswer needs one" if needs_answers else "the other rows have one"
+        if unanswered and (len(unanswered) < len(prompts) or needing):
+            why = f"the reward {needing[0]} needs one" if needing else "the other rows have one"
             raise DatasetError(
                 f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, but {why} (first: "
                 f"{unanswered[0]}); name the column with the answer, or remove these rows"
             )
-        if needs_answers:
+        if RewardType.MATH_ANSWER in needing:
             refuse_unusable(prompts, where, dataset.answer_field)
+        if RewardType.CODE in needing:
+            refuse_unusable_tests(prompts, where)
     if training.dataset is None:
         # The environments of training and of evaluations have different seeds.
         return Prompts(tuple(rows), tuple(held_out), 0)

@@ -72,10 +72,12 @@ def available_layers() -> Layers | str:
 
 
 def readable_files() -> list[str]:
-    """The files that Python needs: its libraries, which include installed packages, and those of the machine."""
-    paths = [path for path in sys.path if path]
+    """The files that Python needs: its libraries, which include installed packages, and those of the machine. Without
+    files below others, because each of them costs 0.1 ms per process."""
     library_folder = sysconfig.get_config_var("LIBDIR")
-    return [*paths, *([library_folder] if library_folder else []), *_MACHINE_FILES]
+    found = {os.path.realpath(path) for path in (*sys.path, library_folder, *_MACHINE_FILES) if path}
+    existing = sorted(path for path in found if os.path.exists(path))
+    return [path for path in existing if not any(path.startswith(f"{other}/") for other in existing)]
 
 
 def confine(layers: Layers, limits: Limits, readable: list[str], folder: Path | None) -> None:

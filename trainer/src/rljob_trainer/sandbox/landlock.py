@@ -33,8 +33,7 @@ def restrict(abi: int, readable: Sequence[str], folder: Path | None) -> None:
     ruleset = _checked(_CREATE_RULESET, struct.pack(f"={num_fields}Q", *fields[:num_fields]), 8 * num_fields, 0)
     writing = (_WRITE_FILE | _TRUNCATE) & all_rights
     for path in readable:
-        if os.path.exists(path):
-            _allow(ruleset, path, _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0))
+        _allow(ruleset, path, _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0))
     _allow(ruleset, "/dev/null", _READ_FILE | writing)
     if folder is not None:
         _allow(ruleset, str(folder), _READ_FILE | _READ_DIR | _MAKE_FILE | writing)
@@ -57,5 +56,7 @@ def _checked(number: int, *arguments: int | bytes) -> int:
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
     library = ctypes.CDLL(None, use_errno=True)
-    result: int = library.syscall(number, *(ctypes.c_long(each) if isinstance(each, int) else each for each in arguments))
+    result: int = library.syscall(
+        number, *(ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    )
     return result

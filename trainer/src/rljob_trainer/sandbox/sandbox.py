@@ -30,6 +30,8 @@ ZYGOTE = "rljob_trainer.sandbox.zygote"
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_ERROR_BYTES = 1 << 20
 """The limit for standard error."""
+MAX_LINE_CHARACTERS = 200
+"""The maximum length of the line of an exception in `Run.failure`."""
 OUTPUT, ERRORS, CHANNEL = 0, 1, 2
 """Indices in `Process.streams`."""
 
@@ -101,7 +103,7 @@ class Sandbox:
             process = self._start(descriptors, mode, program, stdin, writers, folder, limits)
             process.streams += [Stream(reader, "its result", limits.max_output_bytes) for reader, _ in channels]
             descriptors.close(writers)
-            failure = self._finish([process], limits)
+            (failure,) = self._finish([process], limits)
             result = bytes(process.streams[CHANNEL].data) if channels else b""
             return Run(failure, bytes(process.streams[OUTPUT].data), result)
 
@@ -116,8 +118,12 @@ class Sandbox:
             asserting = self._start(descriptors, Mode.STATEMENT, program, b"", of_statement, None, limits)
             descriptors.close(of_statement)
             asserting.streams.append(Stream(result[0], "its result", limits.max_output_bytes))
-            failure = self._finish([asserting, serving], limits)
-            return Run(failure, bytes(serving.streams[OUTPUT].data), bytes(asserting.streams[CHANNEL].data))
+            failures = self._finish([asserting, serving], limits)
+            output, written = bytes(serving.streams[OUTPUT].data), bytes(asserting.streams[CHANNEL].data)
+            if not failures[0] and failures[1] and not serving.was_killed and b'"passed"' not in written:
+                # The statement only knows that its connection has ended.
+                return Run(failures[1], output)
+            return Run(failures[0], output, written)
 
     def _start(
         self,
@@ -157,19 +163,13 @@ class Sandbox:
             raise SandboxError(f"a process could not be confined: {text or f'wait status {status}'}")
         return process
 
-    def _finish(self, processes: Sequence[Process], limits: ProgramLimits) -> str:
-        """Waits for the first process, then ends the others. Returns why the first one failed, or an empty string."""
+    def _finish(self, processes: Sequence[Process], limits: ProgramLimits) -> list[str]:
+        """Waits for the first process, then ends the others. Returns for each why it failed, or an empty string."""
         stopped = watch(processes, limits.seconds)
         endings = [self._reap(process) for process in processes]
         if stopped:
-            return stopped
-        for process, ending in zip(processes, endings, strict=True):
-            status, was_sent = ending["status"], process.was_killed
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and not was_sent:
-                if ending["cpu_seconds"] > limits.seconds:
-                    return f"ran longer than {limits.seconds:g} s"
-                raise SandboxKilledError("a process was killed while it ran a program")
-        return _describe(endings[0]["status"], bytes(processes[0].streams[ERRORS].data))
+            return [stopped for _ in processes]
+        return [_failure(*each, limits.seconds) for each in zip(processes, endings, strict=True)]
 
     def _reap(self, process: Process) -> dict[str, Any]:
         self._send({"reap": process.pid})
@@ -206,15 +206,16 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _describe(status: int, errors: bytes) -> str:
-    """Why a program failed, by its wait status and standard error; empty if it did not."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number == signal.SIGXCPU:
-            return "used too much processor time"
-        return f"ended by signal {signal.Signals(number).name}"
-    code = os.waitstatus_to_exitcode(status)
-    if code == 0:
-        return ""
-    lines = errors.decode(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else f"exit code {code}"
+def _failure(process: Process, ending: Mapping[str, Any], limit_seconds: float) -> str:
+    """Why a process failed, by its wait status and standard error; empty if it did not."""
+    status = ending["status"]
+    if not os.WIFSIGNALED(status):
+        code = os.waitstatus_to_exitcode(status)
+        lines = bytes(process.streams[ERRORS].data).decode(errors="replace").strip().splitlines()
+        return "" if code == 0 else lines[-1][:MAX_LINE_CHARACTERS] if lines else f"exit code {code}"
+    number = os.WTERMSIG(status)
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and ending["cpu_seconds"] > limit_seconds):
+        return "used too much processor time"
+    if number == signal.SIGKILL and not process.was_killed:
+        raise SandboxKilledError("a process was killed while it ran a program")
+    return f"ended by signal {signal.Signals(number).name}"
