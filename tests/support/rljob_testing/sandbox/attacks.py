@@ -1,7 +1,7 @@
 """Attempts to escape from the sandbox of the reward Code, or to do damage from within.
 
-Each attempt is Python code that prints what happened. `is_stopped` decides by what it printed and by how the sandbox
-describes its end; an attempt that succeeds prints ESCAPED.
+Each attempt is Python code that prints what happened; SCORER in it is the id of the scoring process. `is_stopped`
+decides by what it printed and by how the sandbox describes its end; an attempt that succeeds prints ESCAPED.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ class Attack:
     needs_landlock: bool = False
     """Whether only Landlock stops it."""
 
+    def code_against(self, scorer: int) -> str:
+        """The code, with the process id of the scoring process."""
+        return self.code.replace("SCORER", str(scorer))
+
 
 _TRY = """
 import ctypes, errno, os, sys
@@ -39,7 +43,7 @@ def attempt(what, act):
 def call(number, *arguments):
     return lambda: libc.syscall(ctypes.c_long(number), *[
         ctypes.c_long(each) if isinstance(each, int) else each for each in arguments])
-parent = os.getppid()
+parent, scorer = os.getppid(), SCORER
 arm = os.uname().machine == "aarch64"
 """
 
@@ -62,6 +66,18 @@ address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 print("ESCAPED", ctypes.CFUNCTYPE(ctypes.c_int)(address)())
 """
 
+_OPEN_DESCRIPTORS = """
+import os
+found = []
+for number in range(3, 4096):
+    try:
+        os.fstat(number)
+        found.append(number)
+    except OSError:
+        pass
+print(f'ESCAPED {found}' if found else 'none')
+"""
+
 ATTACKS: Mapping[str, Attack] = {
     # Processes.
     "fork bomb": Attack("import os\nwhile True: os.fork()\nprint('ESCAPED')", "Operation not permitted"),
@@ -76,11 +92,10 @@ ATTACKS: Mapping[str, Attack] = {
     "a shell by subprocess": Attack(
         "import subprocess\nprint('ESCAPED', subprocess.check_output(['/bin/sh', '-c', 'id']))", "PermissionError"
     ),
-    "a program in memory": _refused(
-        "os.memfd_create('x')", "call(281 if arm else 322, 0, b'', None, None, 0x1000)()"
-    ),
+    "a program in memory": _refused("os.memfd_create('x')", "call(281 if arm else 322, 0, b'', None, None, 0x1000)()"),
     "kill others": _refused(
         "os.kill(parent, 9)",
+        "os.kill(scorer, 9)",
         "os.kill(parent, 0)",
         "os.killpg(os.getpgid(parent), 9)",
         "os.kill(0, 9)",
@@ -124,9 +139,15 @@ ATTACKS: Mapping[str, Attack] = {
     # The network.
     "sockets": _refused(
         *("__import__('socket').socket()", "__import__('socket').socket(1, 1)", "__import__('socket').socket(16, 3)"),
-        *("__import__('socket').socket(1, 2)", "__import__('socket').socketpair()", "__import__('socket').socket(40, 1)"),
+        *(
+            "__import__('socket').socket(1, 2)",
+            "__import__('socket').socketpair()",
+            "__import__('socket').socket(40, 1)",
+        ),
     ),
-    "a connection": Attack("import urllib.request as u\nprint('ESCAPED', u.urlopen('http://127.0.0.1'))", "not permitted"),
+    "a connection": Attack(
+        "import urllib.request as u\nprint('ESCAPED', u.urlopen('http://127.0.0.1'))", "not permitted"
+    ),
     # Files.
     "files of others": _refused(
         *("open('/etc/passwd')", "open('/proc/self/environ')", "open(f'/proc/{parent}/environ')"),
@@ -136,38 +157,53 @@ ATTACKS: Mapping[str, Attack] = {
         error="EACCES",
         needs_landlock=True,
     ),
+    "memory and variables of the scoring process": _refused(
+        *(
+            "open(f'/proc/{scorer}/environ')",
+            "open(f'/proc/{scorer}/mem', 'rb')",
+            "os.readlink(f'/proc/{scorer}/fd/0')",
+        ),
+        error="EACCES",
+    ),
     "write outside of its folder": _refused(
         *("open('/tmp/escaped', 'w')", "open('../escaped', 'w')", "open('/dev/shm/escaped', 'w')"),
         *("open(os.__file__, 'a')", "open('/proc/self/oom_score_adj', 'w')", "open('/root/escaped', 'w')"),
         error="EACCES",
         needs_landlock=True,
     ),
+    "write system files": Attack(
+        "import os\nfor path in ('/tmp/escaped', os.__file__, '/dev/shm/escaped'):\n    try:\n        open(path, 'a')\n"
+        "        print('ESCAPED', path)\n    except PermissionError:\n        print('refused')",
+        "refused\nrefused\nrefused\n",
+    ),
     "links and folders": _refused(
         *("os.symlink('/etc/passwd', 'a')", "os.link('/etc/passwd', 'a')", "os.mkdir('a')", "os.mkfifo('a')"),
         *("os.rename('a', 'b')", "os.unlink('a')", "os.chmod('.', 0o777)", "os.truncate('a', 0)"),
     ),
     "a file without a name": _refused("os.open('.', os.O_TMPFILE | os.O_RDWR)"),
-    "open descriptors of the sandbox": Attack(
-        "import os\nfound = []\nfor number in range(3, 4096):\n    try:\n        os.fstat(number)\n        found.append(number)\n"
-        "    except OSError:\n        pass\nprint('none' if not found else f'ESCAPED {found}')",
-        "none\n",
-    ),
+    "open descriptors of the sandbox": Attack(_OPEN_DESCRIPTORS, "none\n"),
     "environment variables": Attack("import os\nprint(dict(os.environ), os.getenv('CANARY'))", "{} None\n"),
     # Resources.
     "10 GiB of memory": Attack("x = bytearray(10 << 30)\nprint('ESCAPED')", "MemoryError"),
     "memory in small pieces": Attack("x = []\nwhile True: x.append('x' * 10 ** 6 + str(len(x)))", "MemoryError", 10.0),
     "many files": Attack(
-        "for number in range(10 ** 9):\n    open(f'{number}', 'w').close()", "created more than 256 files", 10.0
+        "for number in range(10 ** 9):\n    open(f'{number}', 'w').close()",
+        "created more than 256 files|not permitted",
+        10.0,
     ),
     "large files": Attack(
         "data = b'x' * (1 << 20)\nfor number in range(10 ** 9):\n    with open(f'{number}', 'wb') as file:\n"
         "        for _ in range(15): file.write(data)",
-        "bytes into files",
+        "bytes into files|not permitted",
         10.0,
     ),
-    "one large file": Attack("f = open('a', 'wb')\nwhile True: f.write(b'x' * (1 << 20))", "File too large", 10.0),
+    "one large file": Attack(
+        "f = open('a', 'wb')\nwhile True: f.write(b'x' * (1 << 20))", "File too large|not permitted", 10.0
+    ),
     "a flood of output": Attack("while True: print('x' * 1000)", "to standard output", 10.0),
-    "a flood of errors": Attack("import sys\nwhile True: print('x' * 1000, file=sys.stderr)", "to standard error", 10.0),
+    "a flood of errors": Attack(
+        "import sys\nwhile True: print('x' * 1000, file=sys.stderr)", "to standard error", 10.0
+    ),
     "an endless loop": Attack("while True: pass", "ran longer than 0.5 s", 0.5),
     "sleep forever": Attack("import time\ntime.sleep(10 ** 6)", "ran longer than 0.2 s", 0.2),
     "many threads": Attack(

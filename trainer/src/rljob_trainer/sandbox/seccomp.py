@@ -46,8 +46,13 @@ def why_unavailable(machine: str) -> str | None:
 def install(machine: str, rules: Sequence[Rule]) -> None:
     """Installs the filter for this thread and the threads that it starts. It cannot be removed. PR_SET_NO_NEW_PRIVS
     must be set. Raises OSError."""
-    instructions = b"".join(struct.pack("=HBBI", *each) for each in filter_program(machine, rules))
-    program = _Program(len(instructions) // 8, instructions)
+    install_program(machine, filter_program(machine, rules))
+
+
+def install_program(machine: str, instructions: Sequence[Instruction]) -> None:
+    """Installs any filter; see `install`."""
+    code = b"".join(struct.pack("=HBBI", *each) for each in instructions)
+    program = _Program(len(instructions), code)
     if _seccomp(machine, _SET_MODE_FILTER, ctypes.byref(program)):
         raise OSError(ctypes.get_errno(), "seccomp: the kernel rejected the filter")
 
