@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -201,12 +202,16 @@ def test_a_response_does_not_change_the_next_one(scorer: Scorer) -> None:
     ("response", "code"),
     [
         ("```python\na\n```\ntext\n```py\nb\n```", "b\n"),
-        ("<think>\n```python\na\n```\n</think>\n```\nb\n```<|im_end|>", None),
+        ("<think>\n```python\na\n```\n</think>\n```\nb\n```<|im_end|>", "b\n"),
         ("<think>\n```python\na\n```\n</think>\n```\nb\n```\n<|im_end|>", "b\n"),
         ("<think>\n```python\na\n```", None),
         ("```python\na\n```\n```python\nb", "a\n"),
         ("~~~python\nprint('```')\n~~~", "print('```')\n"),
-        ("1. a\n   ```python\n   b\n   ```", "   b\n"),
+        ("1. a\n   ```python\n   b\n   ```", "b\n"),
+        ("````\n```\n````", "```\n"),
+        ("```python\r\nb\r\n```\r\n", "b\r\n"),
+        ("```python\nprint('<|im_end|>')\n```", "print('<|im_end|>')\n"),
+        ("`` ` `` and ```x``` are no blocks", None),
         ("print(1)", None),
     ],
 )
@@ -293,10 +298,10 @@ def test_values_are_compared_as_json(result: str, expected: object, is_same: boo
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[ScorerPool]:
     with ScorerPool(
-        SPEC,
+        replace(SPEC, test_seconds=60.0, response_seconds=60.0),
         name="score",
         num_processes=1,
-        timeout_seconds=30,
+        timeout_seconds=120,
         log_folder=tmp_path,
         environment=scorer_environment(os.environ, []),
     ) as pool:
@@ -314,10 +319,10 @@ def test_a_killed_sandbox_is_a_failure_of_the_machine_and_not_a_score(pool: Scor
     (outcome,) = pool.submit([request]).result()
     assert (outcome.status, outcome.score) == (RewardStatus.OK, 1.0)
     assert pool.process_ids() != [first]
-    endless = RewardRequest("", "```python\nwhile True: pass\n```", SUM, {})
-    future = pool.submit([endless])
+    endless = RewardRequest("", "```python\nopen('begun', 'w')\nwhile True: pass\n```", SUM, {})
+    future, seen = pool.submit([endless]), set[int]()
     for _ in range(2):
-        os.kill(program_of(pool), signal.SIGKILL)
+        os.kill(program_of(pool, seen), signal.SIGKILL)
     (outcome,) = future.result()
     assert (outcome.status, outcome.score) == (RewardStatus.KILLED, None)
 
@@ -339,17 +344,16 @@ def zygote_of(scoring_process: int) -> int:
     return found
 
 
-def program_of(pool: ScorerPool) -> int:
-    """The process of the endless program that runs now; waits until there is one that was not seen before."""
-    seen = program_of.__dict__.setdefault("seen", set())
+def program_of(pool: ScorerPool, seen: set[int]) -> int:
+    """The process of the program that runs now, as soon as it has created its file `begun`. Not one of `seen`."""
     while True:
         for process in pool.process_ids():
             for zygote in children_of(process):
-                for program in children_of(zygote):
-                    if program not in seen:
-                        seen.add(program)
-                        time.sleep(0.2)
-                        return program
+                for program in set(children_of(zygote)) - seen:
+                    with contextlib.suppress(OSError):
+                        if "begun" in os.listdir(f"/proc/{program}/cwd"):
+                            seen.add(program)
+                            return program
         time.sleep(0.01)
 
 

@@ -29,7 +29,10 @@ RUNS: dict[str, tuple[str, ...]] = {
 SOURCES = os.pathsep.join(str(Path(str(each.__file__)).parents[1]) for each in (rljob_trainer, rljob_testing))
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(
+    scope="module",
+    params=["nobody", *(pytest.param(each, marks=pytest.mark.long) for each in RUNS if each != "nobody")],
+)
 def seen(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """What all attacks did, run as a user."""
     user: dict[str, Any] = {}

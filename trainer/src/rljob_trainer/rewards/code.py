@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
 from rljob_trainer.rewards.code_comparison import is_expected_output, is_expected_value
 from rljob_trainer.rewards.code_tests import CallTest, CodeTest, OutputTest, StatementTest, largest, parse_tests
-from rljob_trainer.rewards.final_message import without_thinking
+from rljob_trainer.rewards.final_message import SPECIAL_TOKEN, without_thinking
 from rljob_trainer.sandbox.confinement import make_unreadable
 from rljob_trainer.sandbox.programs import Mode
 from rljob_trainer.sandbox.sandbox import ProgramLimits, Sandbox, SandboxError, SandboxKilledError
 
-log = logging.getLogger(__name__)
-
-FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
+"""The line before or after a block: its indentation, the fence, and the name of a language."""
 MAX_OUTPUT_BYTES = 1 << 20
 """What a program may write beyond twice the length of the expected output."""
 POOL_SECONDS = 60.0
@@ -51,6 +50,8 @@ class CodeScorer:
         try:
             sandbox = Sandbox(self.memory_bytes)
             trial = sandbox.run(Mode.SCRIPT, {"code": _TRIAL}, b"", ProgramLimits(60.0, MAX_OUTPUT_BYTES))
+        except SandboxKilledError as error:
+            _end_process(error)
         except SandboxError as error:
             raise ConfigurationError(
                 f"{self.where}: the code of responses cannot be confined on this machine: {error}; run the job on "
@@ -125,10 +126,22 @@ def run_test(sandbox: Sandbox, code: str, test: CodeTest, seconds: float) -> str
 
 
 def find_code(response: str) -> str | None:
-    """The content of the last fenced block of the final message; None if there is none. Thinking is ignored. A block
-    that is not closed is not found: the response was truncated."""
-    blocks = FENCE.findall(without_thinking(response))
-    return str(blocks[-1][1]) if blocks else None
+    """The content of the last fenced block of the final message, as in Markdown; None if there is none. Thinking is
+    ignored. A block that is not closed is not found: the response was truncated."""
+    found: str | None = None
+    opening: re.Match[str] | None = None
+    block: list[str] = []
+    for line in without_thinking(response).split("\n"):
+        fence = FENCE.fullmatch(SPECIAL_TOKEN.sub("", line))
+        if opening is None:
+            if fence is not None and "`" not in fence[3]:
+                opening, block = fence, []
+        elif fence is not None and fence[2].startswith(opening[2]) and not fence[3].strip():
+            found, opening = "".join(f"{each}\n" for each in block), None
+        else:
+            indentation = opening[1]
+            block.append(line.removeprefix(indentation))
+    return found
 
 
 def _tests_of(request: RewardRequest) -> list[CodeTest]:
@@ -150,7 +163,7 @@ def _statement_failure(failure: str, result: bytes) -> str:
     return failure or "the test gave no result"
 
 
-def _end_process(error: SandboxError) -> None:
+def _end_process(error: SandboxError) -> NoReturn:
     """Ends this scoring process, because its sandbox has failed. The pool then scores the response again in another
     process; after SIGKILL it treats the end as a lack of memory, which no policy turns into a score."""
     print(f"sandbox: {error}", flush=True)

@@ -33,9 +33,11 @@ from heapq import *
 from itertools import *
 from math import *
 from typing import *
+from builtins import *
 """
 """What is imported before code whose function is called, as LeetCode and the reward functions of DeepCoder and PRIME
-do: solutions of such tasks use `List` and `deque` without an import."""
+do: solutions of such tasks use `List` and `deque` without an import. The builtins come last, because `math` has another
+`pow`."""
 
 
 class Mode(StrEnum):

@@ -24,7 +24,7 @@ _NUM_THREADS_FIELD = 17
 """The index of the number of threads in `/proc/PID/stat`, after the command's name."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """A pipe from a process."""
 
@@ -35,7 +35,7 @@ class Stream:
     data: bytearray = field(default_factory=bytearray)
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     """A process of the sandbox that has not been reaped."""
 
