@@ -43,7 +43,7 @@ def seen(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     result = subprocess.run(
         [python, "-m", "rljob_testing.sandbox.run_attacks", *RUNS[request.param]],
         cwd="/",
-        env={"PYTHONPATH": SOURCES},
+        env={"PYTHONPATH": SOURCES, "CANARY": "secret"},
         capture_output=True,
         text=True,
         timeout=120,

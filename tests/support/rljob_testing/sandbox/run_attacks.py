@@ -23,7 +23,6 @@ WITHOUT_LANDLOCK = "--without-landlock"
 
 def main() -> None:
     """Prints the object, and what is left."""
-    os.environ["CANARY"] = "secret"
     if WITHOUT_LANDLOCK in sys.argv:
         hide_landlock()
     sandbox = Sandbox(256 << 20)

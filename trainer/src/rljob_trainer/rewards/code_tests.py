@@ -34,6 +34,7 @@ class OutputTest:
 
     @property
     def size(self) -> int:
+        """Characters of the input."""
         return len(self.stdin)
 
 
@@ -48,6 +49,7 @@ class CallTest:
 
     @property
     def size(self) -> int:
+        """Characters of the input."""
         return len(repr((self.arguments, self.keywords)))
 
 
@@ -59,6 +61,7 @@ class StatementTest:
 
     @property
     def size(self) -> int:
+        """Characters of the input."""
         return len(self.source)
 
 

@@ -9,7 +9,6 @@ reads them.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import gc
 import json
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rljob_trainer.sandbox.confinement import Layers, Limits, available_layers, confine, readable_files
-from rljob_trainer.sandbox.programs import PRELUDE, run
+from rljob_trainer.sandbox.programs import load_usual_modules, run
+from rljob_trainer.sandbox.settings import remove_all_variables
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_DESCRIPTORS = 8
@@ -39,8 +39,8 @@ def main() -> None:
     if isinstance(layers, str):
         connection.send(json.dumps({"error": layers}).encode())
         return
-    _load_usual_modules()
-    os.environ.clear()
+    load_usual_modules()
+    remove_all_variables()
     sys.set_int_max_str_digits(0)
     readable = readable_files()
     gc.collect()
@@ -59,13 +59,6 @@ def main() -> None:
                 connection.send(json.dumps(reply).encode())
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _load_usual_modules() -> None:
-    """Loads what most programs import, so that the children have it. NumPy is large, and is loaded if it exists."""
-    exec(PRELUDE + "import decimal, fractions, io, json, statistics, time, dataclasses, enum, traceback", {})
-    with contextlib.suppress(ImportError):
-        __import__("numpy")
 
 
 def _start(
