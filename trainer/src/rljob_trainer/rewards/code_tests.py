@@ -70,19 +70,19 @@ CodeTest = OutputTest | CallTest | StatementTest
 
 def parse_tests(answer: object) -> list[CodeTest]:
     """The tests of an answer. Raises ValueError with a reason that continues the sentence "the answer is"."""
-    value = _loaded(answer)
-    match value:
-        case {"inputs": list() as inputs, "outputs": list() as outputs}:
+    tests: list[CodeTest]
+    match _loaded(answer):
+        case {"inputs": list() as inputs, "outputs": list() as outputs, **others}:
             if len(inputs) != len(outputs):
                 raise ValueError(f"an object with {len(inputs)} inputs and {len(outputs)} outputs")
-            name = value.get("fn_name")
+            name = others.get("fn_name")
             tests = [_pair_test(given, expected, name) for given, expected in zip(inputs, outputs, strict=True)]
         case {"test": str() as source, "entry_point": str() as name}:
             tests = [_statement_test(f"{source}\ncheck({name})")]
-        case list() if value and all(isinstance(each, str) for each in value):
-            tests = [_statement_test(each) for each in value]
-        case list() if value and all(isinstance(each, Mapping) for each in value):
-            tests = [_object_test(each) for each in value]
+        case [*items] if items and all(isinstance(each, str) for each in items):
+            tests = [_statement_test(each) for each in items]
+        case [*items] if items and all(isinstance(each, Mapping) for each in items):
+            tests = [_object_test(each) for each in items]
         case _:
             raise ValueError(f"{_seen(answer)}, which is not {FORMS}")
     if not tests:

@@ -117,7 +117,9 @@ def _set_resource_limits(limits: Limits) -> None:
         (resource.RLIMIT_AS, address_space, address_space),
     ):
         _, highest = resource.getrlimit(kind)
-        resource.setrlimit(kind, tuple(each if highest < 0 else min(each, highest) for each in (soft, hard)))
+        if highest != resource.RLIM_INFINITY:
+            soft, hard = min(soft, highest), min(hard, highest)
+        resource.setrlimit(kind, (soft, hard))
 
 
 def _drop_capabilities(library: ctypes.CDLL, machine: str) -> None:

@@ -77,6 +77,7 @@ def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO
 
     for line in requests:
         request = json.loads(line)
+        reply: dict[str, object]
         try:
             target = request["target"]
             value = namespace[target] if isinstance(target, str) else kept[target]

@@ -17,9 +17,9 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, TextIO
 
 from rljob_trainer.sandbox.exchange import Connection, Names, UnsupportedTest, serve
 
@@ -71,6 +71,7 @@ def load_usual_modules() -> None:
 def run(program: Mapping[str, Any]) -> None:
     """Runs the program and ends this process, with exit code 0 if it raised nothing."""
     exit_code = 0
+    output = sys.stdout
     try:
         _run(program)
     except SystemExit as error:
@@ -78,18 +79,18 @@ def run(program: Mapping[str, Any]) -> None:
     except BaseException:
         traceback.print_exc(limit=-3)
         exit_code = 1
-    _finish(exit_code)
+    _finish(exit_code, [output, sys.stderr])
 
 
-def _finish(exit_code: int) -> None:
+def _finish(exit_code: int, streams: Sequence[TextIO]) -> None:
     """Ends the process as Python does: waits for threads, runs the functions of `atexit` and flushes. A normal exit
     would need 10 ms more to free the memory."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.__stdout__.flush()  # type: ignore[union-attr]
-        sys.stderr.flush()
+        for stream in (*streams, sys.stdout, sys.__stdout__):
+            if stream is not None:
+                stream.flush()
     except BaseException:
         exit_code = exit_code or 1
     os._exit(exit_code & 0xFF)

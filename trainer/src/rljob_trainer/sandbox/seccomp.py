@@ -93,4 +93,5 @@ def _fail(error: int) -> Instruction:
 
 
 def _seccomp(machine: str, operation: int, argument: object) -> int:
-    return ctypes.CDLL(None, use_errno=True).syscall(SECCOMP_NUMBERS[machine], operation, 0, argument)
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(SECCOMP_NUMBERS[machine], operation, 0, argument)
+    return result
