@@ -22,6 +22,7 @@ from rljob_trainer.controller.checks.answers import (
     DrawnRowFilter,
     check_rewards,
     refuse_unusable,
+    refuse_unusable_tests,
     start_check_pools,
 )
 from rljob_trainer.datasets.cursor import PromptCursor
@@ -122,6 +123,18 @@ def test_answers_that_are_neither_strings_nor_numbers_are_rejected(answers: list
     with pytest.raises(DatasetError) as caught:
         refuse_unusable(rows(*answers), DATASET, "reward_model")
     assert str(caught.value) == message
+
+
+def test_tests_of_code_that_cannot_be_parsed_are_named() -> None:
+    good = {"inputs": ["1"], "outputs": ["2"]}
+    refuse_unusable_tests(rows(good, ["assert f(1) == 2"], '{"inputs": ["1"], "outputs": ["2"]}'), DATASET)
+    with pytest.raises(DatasetError) as caught:
+        refuse_unusable_tests(rows(good, {"inputs": ["1"], "outputs": []}, ["x = 1"]), DATASET)
+    assert str(caught.value) == (
+        "spec.training.dataset.answerField: 2 of 3 rows have an answer that the reward Code cannot score; "
+        f"{ADVICE}\n  a.jsonl, line 2: the answer is an object with 1 inputs and 0 outputs\n  a.jsonl, line 3: "
+        "the answer is 'x = 1', a test without assert statement, which all code would pass"
+    )
 
 
 def test_answers_of_any_spelling_pass_the_check(tmp_path: Path, stack: ExitStack) -> None:

@@ -104,6 +104,18 @@ def test_a_mathematical_reward_accepts_strings_and_numbers(answer: str, tmp_path
     assert [row.answer for row in prompts.held_out[HELD_OUT]] == [1e-05]
 
 
+def test_a_code_reward_needs_tests_in_every_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1>"}\n')
+    with pytest.raises(DatasetError, match=r"1 of 1 rows have no answer, but the reward Code needs one"):
+        load_all_prompts(training(path, "Code"), MODEL, tmp_path)
+    path.write_text('{"prompt": "1>", "answer": ["assert f(1)"]}\n{"prompt": "2>", "answer": "18"}\n')
+    with pytest.raises(
+        DatasetError, match=r"1 of 2 rows .* the reward Code .*\n  .*rows\.jsonl, line 2: the answer is"
+    ):
+        load_all_prompts(training(path, "Code"), MODEL, tmp_path)
+
+
 def test_held_out_answers_are_checked_too(tmp_path: Path) -> None:
     """Those of the prompts that the evaluation uses."""
     path, evaluation = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"

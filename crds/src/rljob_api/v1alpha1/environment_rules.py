@@ -30,9 +30,9 @@ def _prompts_that_fill_the_context(training: Training) -> list[str]:
     ]
 
 
-def _types(training: Training, wanted: RewardType) -> list[Path]:
-    """Paths, relative to `rewards`, of the types of the rewards with the type `wanted`."""
-    return [(index, "type") for index, reward in enumerate(training.rewards) if reward.type is wanted]
+def _types(training: Training, *wanted: RewardType) -> list[Path]:
+    """Paths, relative to `rewards`, of the types of the rewards with one of the types `wanted`."""
+    return [(index, "type") for index, reward in enumerate(training.rewards) if reward.type in wanted]
 
 
 def _new_tokens_fit(training: Training) -> bool:
@@ -84,13 +84,13 @@ TRAINING_ENVIRONMENT_RULES = (
     ),
     rule(
         Training,
-        "Training.mathAnswer",
+        "Training.answers",
         field=".rewards",
-        cel="has(self.dataset) || !self.rewards.exists(reward, reward.type == 'MathAnswer')",
-        wrong="a reward of type MathAnswer requires training.dataset, whose rows have the answers",
+        cel="has(self.dataset) || !self.rewards.exists(reward, reward.type in ['MathAnswer', 'Code'])",
+        wrong="a reward of type MathAnswer or Code requires training.dataset, whose rows have the answers",
         advice="add a dataset, or change the type of the reward",
-        holds=lambda t: t.dataset is not None or not _types(t, RewardType.MATH_ANSWER),
-        fault_paths=lambda t: _types(t, RewardType.MATH_ANSWER),
+        holds=lambda t: t.dataset is not None or not _types(t, RewardType.MATH_ANSWER, RewardType.CODE),
+        fault_paths=lambda t: _types(t, RewardType.MATH_ANSWER, RewardType.CODE),
     ),
     rule(
         Training,

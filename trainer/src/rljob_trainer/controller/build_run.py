@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.evaluation_rules import rewards_of
+from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.auto_settings import (
     AdaptedModel,

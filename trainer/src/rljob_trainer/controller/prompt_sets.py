@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.evaluation_rules import rewards_of
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.checks.answers import refuse_unusable
+from rljob_trainer.controller.checks.answers import refuse_unusable, refuse_unusable_tests
 from rljob_trainer.datasets.loading import load_rows, without_held_out
 from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset
 from rljob_trainer.errors import DatasetError
@@ -98,20 +98,22 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     return Prompts(tuple(training_rows), held_out, num_removed)
 
 
-def needs_answers(rewards: Iterable[Reward]) -> bool:
-    """Whether rows without an answer cannot be scored."""
-    return any(reward.type is RewardType.MATH_ANSWER for reward in rewards)
+def types_that_need_answers(rewards: Iterable[Reward]) -> list[RewardType]:
+    """Returns the types of the rewards that cannot score rows without an answer."""
+    return [each.type for each in rewards if each.type in (RewardType.MATH_ANSWER, RewardType.CODE)]
 
 
 def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:
     """Raises DatasetError if some rows have no answer or one that the rewards cannot score."""
     unanswered = [row.location for row in rows if row.answer is None]
-    needs = needs_answers(rewards)
-    if unanswered and (len(unanswered) < len(rows) or needs):
-        why = "the reward MathAnswer needs one" if needs else "the other rows have one"
+    needing = types_that_need_answers(rewards)
+    if unanswered and (len(unanswered) < len(rows) or needing):
+        why = f"the reward {needing[0]} needs one" if needing else "the other rows have one"
         raise DatasetError(
             f"{where}.answerField: {len(unanswered)} of {len(rows)} rows have no answer, but {why} (first: "
             f"{unanswered[0]}); name the column with the answer, or remove these rows"
         )
-    if needs:
+    if RewardType.MATH_ANSWER in needing:
         refuse_unusable(rows, where, dataset.answer_field)
+    if RewardType.CODE in needing:
+        refuse_unusable_tests(rows, where)

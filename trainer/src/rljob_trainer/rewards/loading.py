@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_api.v1alpha1.reward import CodeReward, CodeScore, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import ScorerSpec
+from rljob_trainer.rewards.code import CodeScorer
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
@@ -28,6 +30,16 @@ def scorer_spec(reward: Reward, where: str, dataset: Dataset | None) -> ScorerSp
             return FunctionScorer(reward.function.path, f"{where}.function.path {of_reward}")
         case RewardType.MATH_ANSWER:
             return MathAnswerScorer(f"{where}.type {of_reward}")
+        case RewardType.CODE:
+            code = reward.code or CodeReward()
+            return CodeScorer(
+                f"{where}.type {of_reward}",
+                is_fraction=code.score is CodeScore.FRACTION,
+                max_tests=code.max_tests,
+                test_seconds=code.test_timeout_seconds,
+                response_seconds=reward.timeout_seconds,
+                memory_bytes=bytes_of(code.memory),
+            )
         case RewardType.REASONING_GYM:
             if dataset is None or dataset.reasoning_gym is None:
                 seen = "there is no dataset" if dataset is None else f"dataset.type is {dataset.type}"

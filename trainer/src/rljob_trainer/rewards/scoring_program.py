@@ -23,13 +23,17 @@ from rljob_trainer.processes.child_program import (
 )
 from rljob_trainer.processes.wire import decode
 from rljob_trainer.rewards.base import RewardRequest, RewardStatus, Scorer, ScorerSpec, as_found, as_score
+from rljob_trainer.rewards.code import CodeScorer
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 from rljob_trainer.rewards.unreachable import is_unreachable
 
-SCORERS = {scorer.__name__: scorer for scorer in (FormatScorer, FunctionScorer, MathAnswerScorer, ReasoningGymScorer)}
+SCORERS = {
+    scorer.__name__: scorer
+    for scorer in (CodeScorer, FormatScorer, FunctionScorer, MathAnswerScorer, ReasoningGymScorer)
+}
 
 
 def main() -> None:

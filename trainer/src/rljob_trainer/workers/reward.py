@@ -25,6 +25,7 @@ from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec, excerpt
+from rljob_trainer.rewards.code import POOL_SECONDS, CodeScorer
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -113,12 +114,14 @@ class RewardSettings:
 
     def start_pool(self, scorer: ScorerSettings, num_processes: int, first_number: int) -> ScorerPool:
         """Starts `num_processes` scoring processes of a reward without waiting until they are ready."""
+        # The sandbox ends slow code, which is a score and not a failure.
+        more_seconds = POOL_SECONDS if isinstance(scorer.scorer, CodeScorer) else 0.0
         return ScorerPool(
             scorer.scorer,
             name=scorer.reward.name,
             num_processes=num_processes,
             first_number=first_number,
-            timeout_seconds=scorer.reward.timeout_seconds,
+            timeout_seconds=scorer.reward.timeout_seconds + more_seconds,
             log_folder=self.log_folder,
             environment=self.environment,
         )

@@ -33,7 +33,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_E: _ENVIRONMENT, _R: [_REWARD]},
         {_E: _ENVIRONMENT, _R: [_REWARD | {"name": "won"}, _REWARD | {"name": "moves", "weight": -0.1}, _FUNCTION]},
     ],
-    "Training.mathAnswer": [{_E: _ENVIRONMENT, _R: [{"type": "MathAnswer"}]}, {**_ALONE, _R: [_FUNCTION]}],
+    "Training.answers": [{_E: _ENVIRONMENT, _R: [{"type": "MathAnswer"}]}, {**_ALONE, _R: [_FUNCTION]}],
     "Training.environmentClasses": [_ALONE, {_E: _ENVIRONMENT | {"classes": [_GAME, _GAME | {"name": "hard"}]}}],
     "Training.environmentPromptTokens": [
         {_E: _ENVIRONMENT | {"maxContextTokens": 65}, _T + "rollout.maxNewTokens": 64},
@@ -69,8 +69,9 @@ BAD: dict[str, list[Bad]] = {
     "Training.environmentReward": [
         Bad(_R, {_R: [_FUNCTION, _REWARD | {"name": "game"}]}, places=(_R + "[1].type",)),
     ],
-    "Training.mathAnswer": [
-        Bad(_R, {**_ALONE, _R: [_FUNCTION, {"name": "answer", "type": "MathAnswer"}]}, places=(_R + "[1].type",)),
+    "Training.answers": [
+        Bad(_R, {**_ALONE, _R: [_FUNCTION, {"name": "answer", "type": kind}]}, places=(_R + "[1].type",))
+        for kind in ("MathAnswer", "Code")
     ],
     "Training.environmentClasses": [
         Bad(_E + ".classes", {**_ALONE, _E: _ENVIRONMENT | {"classes": [_GAME, _GAME | {"name": "hard"}]}}),

@@ -18,6 +18,10 @@ _E = _T + "environment"
 _GAME = {"type": "Class", "classes": [{"path": "my_games:GuessNumber"}], "maxContextTokens": 256}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
+    "Reward.codeUsed": [
+        {_R: [{"type": "Code"}]},
+        {_R: [{"type": "Code", "code": {"score": "Fraction", "memory": "512Mi"}}]},
+    ],
     "Reward.limits": [
         {_R: [_OVERLONG | {"weight": 0.5}]},
         {_E: _GAME, _R: [_ENVIRONMENT | {"timeoutSeconds": 10}]},
@@ -51,6 +55,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 }
 
 BAD: dict[str, list[Bad]] = {
+    "Reward.codeUsed": [Bad(_R + "[0].code", {_R: [{"type": "MathAnswer", "code": {"maxTests": 5}}]})],
     "Reward.limits": [
         Bad(_R + "[0]", {_R: [reward | {name: value}]})
         for name, value in (("timeoutSeconds", 9.0), ("numProcesses", 1))
