@@ -117,4 +117,5 @@ class Saves:
         if late:
             # If a step has two values, readers use the last one. So this value must be the total.
             total = {name: self.newest_seconds.get(name, 0.0) + seconds for name, seconds in late.items()}
+            self.newest_seconds = {**self.newest_seconds, **total}
             self.output.saved(self.reporter.state.progress.step, total)
