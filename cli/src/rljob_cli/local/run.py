@@ -339,6 +339,8 @@ def _print_end(
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:
             reached += f", newest checkpoint at step {state.checkpoint.step}"
+        if state.best is not None:
+            reached += f", best checkpoint at step {state.best.step} ({state.best.value:.3f})"
         _say(f"{reached}; see {folder.path}", console)
         for alarm in state.alarms or ():
             _say(f"alarm {alarm.reason} since step {alarm.since_step}: {alarm.message}", console)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from rljob_api.base import WireModel
 from rljob_api.rule import sub_path_rule
-from rljob_api.scalars import DnsName, Flag, LongText, PositiveCount
+from rljob_api.scalars import DnsName, Flag, LongText, PositiveCount, ShortText
 
 
 class Resume(StrEnum):
@@ -36,6 +36,25 @@ class ExportDtype(StrEnum):
     BFLOAT16 = "BFloat16"
 
 
+class KeepBestMode(StrEnum):
+    """Which value of a metric is the best."""
+
+    MAX = "Max"
+    MIN = "Min"
+
+
+class KeepBest(WireModel):
+    """Keeps the checkpoints with the best values of a metric of an evaluation, and exports the best one.
+
+    An evaluation with a new best value saves a checkpoint at its step. Step 0 does not count."""
+
+    metric: ShortText
+    """Name of the metric, for example `eval/heldout/greedy`."""
+    mode: KeepBestMode = KeepBestMode.MAX
+    count: PositiveCount = 1
+    """Number of best checkpoints that are kept in addition to `keep`."""
+
+
 class CheckpointStorage(WireModel):
     """Shared storage that every pod of the job can read and write. `rljob run` uses a local run folder instead."""
 
@@ -61,6 +80,8 @@ class Checkpoint(WireModel):
     stopped."""
     keep: PositiveCount = 3
     """Number of checkpoints to keep; older ones are deleted."""
+    keep_best: KeepBest | None = None
+    """The best checkpoints, which are kept, too."""
     keep_finished_groups: Flag = False
     """If a stop interrupts a step, save the responses of its finished groups for the next attempt.
 

@@ -16,6 +16,7 @@ from rljob_api.v1alpha1.reward import RewardName
 
 EvaluationName = Annotated[StrictStr, Field(max_length=63, pattern=REWARD_NAME)]
 
+MAX_SAMPLES = 1024
 EVALUATION_METRICS = "eval/"
 """The metrics of an evaluation are `eval/<name>/...`."""
 
@@ -43,7 +44,7 @@ class Evaluation(WireModel):
     """Evaluate before the first step."""
     greedy: Flag = True
     """Generate one greedy response per prompt."""
-    num_samples: Count = 1
+    num_samples: Annotated[Count, Field(le=MAX_SAMPLES)] = 1
     """Number of sampled responses per prompt in addition to the greedy one."""
     temperature: Temperature = 1.0
     """Sampling temperature of the sampled responses."""

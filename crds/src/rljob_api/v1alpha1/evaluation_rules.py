@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from rljob_api.rule import Path, rule, unique_rule
 from rljob_api.v1alpha1.dataset import DatasetType
-from rljob_api.v1alpha1.evaluation import Evaluation
+from rljob_api.v1alpha1.evaluation import Evaluation, metric_names
 from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 
 ENVIRONMENT_REWARD = "environment"
@@ -55,6 +56,28 @@ _without_rows = _faults(lambda each, training: each.dataset is None and training
 _with_other_rows = _faults(_needs_gym_rows, "dataset", "type")
 _too_long = _faults(lambda each, training: (each.max_new_tokens or 0) > training.rollout.max_new_tokens, "maxNewTokens")
 _not_synced = _faults(lambda each, training: each.every_steps % training.rollout.sync_every_steps != 0, "everySteps")
+
+
+def best_metrics(training: Training) -> list[str]:
+    """The metrics that `keepBest` may name: those of all evaluations, without those of single rewards."""
+    return [name for each in training.evaluations for name in metric_names(each)]
+
+
+def _is_best_metric_known(spec: RLJobSpec) -> bool:
+    best = spec.checkpoint.keep_best
+    return best is None or best.metric in best_metrics(spec.training)
+
+
+_BEST = "self.checkpoint.keepBest"
+_IS_METRIC_OF_EACH = (
+    "[each.greedy ? 'greedy' : 'excluded_fraction', 'excluded_fraction', 'response_length_mean']"
+    f".exists(score, {_BEST}.metric == 'eval/' + each.name + '/' + score)"
+    " || each.numSamples > 0 && ['mean_at_', 'pass_at_', 'maj_at_']"
+    f".exists(score, {_BEST}.metric == 'eval/' + each.name + '/' + score + string(each.numSamples))"
+    " || [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].exists(k, k < each.numSamples"
+    f" && {_BEST}.metric == 'eval/' + each.name + '/pass_at_' + string(k))"
+)
+
 
 TRAINING_EVALUATION_RULES = (
     unique_rule(
@@ -121,5 +144,15 @@ TRAINING_EVALUATION_RULES = (
         holds=lambda training: not _not_synced(training),
         fault_paths=_not_synced,
         details=lambda training, _: [f"rollout.syncEverySteps: {training.rollout.sync_every_steps}"],
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.keepBestMetric",
+        field=".checkpoint.keepBest.metric",
+        cel=f"!has({_BEST}) || self.training.evaluations.exists(each, {_IS_METRIC_OF_EACH})",
+        wrong="must be a metric of one of training.evaluations, such as eval/heldout/greedy",
+        advice="correct the name, or add the evaluation",
+        holds=_is_best_metric_known,
+        details=lambda spec, _: best_metrics(spec.training),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from rljob_trainer.checkpoints.errors import DamagedError
@@ -11,8 +12,9 @@ from rljob_trainer.checkpoints.load import check_checkpoint
 from rljob_trainer.checkpoints.storage import remove_folder, storage_errors
 
 
-def prune(root: Path, start_number: int, keep: int) -> list[Path]:
-    """Keeps the `keep` newest intact checkpoints and removes older ones. Returns the folders that were removed.
+def prune(root: Path, start_number: int, keep: int, best_steps: Collection[int] = ()) -> list[Path]:
+    """Keeps the `keep` newest intact checkpoints and those of `best_steps`, and removes older ones. Returns the folders
+    that were removed.
 
     A checkpoint counts as intact if its manifest is valid and all files exist with the right sizes. Tensors are not
     read. Otherwise training would wait at every save until the whole model and its optimizer state are read. Much of it
@@ -31,7 +33,8 @@ def prune(root: Path, start_number: int, keep: int) -> list[Path]:
     assert keep >= 1, keep
     visible = visible_checkpoints(root, start_number)
     removed = []
-    for folder in [*_outdated(root, start_number, visible, keep), *_leftovers(root, start_number, visible)]:
+    outdated = [each for each in _outdated(root, start_number, visible, keep) if each.step not in best_steps]
+    for folder in [*outdated, *_leftovers(root, start_number, visible)]:
         refuse_if_fenced(root, start_number)
         with storage_errors(folder.path, "removing an old checkpoint"):
             remove_folder(folder.path)

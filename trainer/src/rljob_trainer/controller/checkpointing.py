@@ -25,7 +25,7 @@ from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_api.yaml_text import wire_path
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
-from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
+from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start, visible_checkpoints
 from rljob_trainer.checkpoints.layout import (
     CheckpointFolder,
     Manifest,
@@ -38,6 +38,7 @@ from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_e
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
 from rljob_trainer.controller.auto_settings import AutoSettings
+from rljob_trainer.controller.best_checkpoints import BestCheckpoints, BestState
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.protocols import TrainedGroup
@@ -73,6 +74,8 @@ class ControllerState(WireModel):
     """False if an evaluation is due after this step, but was not done yet, for example because of a stop."""
     choices: AutoSettings
     """The resolved `Auto` settings."""
+    best: BestState | None = None
+    """The best checkpoints up to this one; None without `keepBest`."""
 
 
 def state_of(manifest: Manifest) -> ControllerState:
@@ -128,6 +131,7 @@ class Checkpointing:
         self.pending: PendingSave | None = None
         self.newest: Path | None = None
         """The newest checkpoint that this start has committed or resumed from."""
+        self.best = BestCheckpoints(spec.keep_best) if spec.keep_best is not None else None
         self.choices: AutoSettings | None = None
         """The resolved `Auto` settings, which every checkpoint stores. None until they are resolved; this needs the
         checkpoint to resume from."""
@@ -178,6 +182,8 @@ class Checkpointing:
         accept_up_to(self.root, self.start_number, point.checkpoint)
         self.last_begun_step = point.state.step
         self.newest = point.folder
+        if self.best is not None:
+            self.best.restore(point.state.best)
         states = list(point.state.random_states)
         if len(states) == num_workers:
             groups[0].restore_random_state(states)
@@ -222,15 +228,26 @@ class Checkpointing:
         pending, self.pending = self.pending, None
         try:
             records = [record for group in groups for record in group.finish_checkpoint()]
-            state = pending.state.model_copy(update={"is_evaluated": is_evaluated})
+            best = self.best.state(pending.state.step) if self.best is not None else None
+            state = pending.state.model_copy(update={"is_evaluated": is_evaluated, "best": best})
             extra = state.model_dump(mode="json", by_alias=True)
             committed = commit(self.root, pending.folder, pending.state.step, self.start_number, records, extra)
         except CheckpointError:
             discard_save(pending.folder)
             raise
         self.newest = pending.folder
-        prune(self.root, self.start_number, self.spec.keep)
+        if self.best is not None:
+            self.best.saved(pending.state.step)
+        prune(self.root, self.start_number, self.spec.keep, [each.step for each in best.checkpoints] if best else ())
         return committed
+
+    def best_folder(self) -> Path | None:
+        """The complete checkpoint with the best value; None if there is none."""
+        if self.best is None or self.last_begun_step is None:
+            return None
+        steps = [each.step for each in self.best.up_to(self.last_begun_step)][:1]
+        folders = visible_checkpoints(self.root, self.start_number)
+        return next((each.path for each in folders if each.step in steps), None)
 
     def _point(self, found: Found) -> ResumePoint:
         """Reads the state of a found checkpoint. Raises ConfigurationError if the checkpoint belongs to another job,

@@ -60,6 +60,7 @@ from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
 
+BEST_EXPORT_FOLDER = "export-best"
 MAX_STEP_SHARE, MAX_EVALUATION_SHARE = 0.004, 0.001
 """Fractions of a run's time for the newest timeline and tokens of steps, and for tokens of evaluations. Short steps and
 their evaluations are not all recorded, but the last ones are."""
@@ -185,16 +186,26 @@ class Controller:
 
     def export(self, folder: Path) -> Path | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
-        into the base weights. Returns the folder, or None if `exportHuggingFace` is `Never`."""
-        checkpoint = self.job.spec.checkpoint
-        if checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
+        into the base weights. The best checkpoint is exported to the folder `export-best` beside it, unless it is the
+        last one. Returns the folder, or None if `exportHuggingFace` is `Never`."""
+        if self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
         assert self.checkpointing.newest is not None, "the last step was saved"
+        self._export(folder, self.checkpointing.newest)
+        best = self.checkpointing.best_folder()
+        if best == self.checkpointing.newest:
+            log.info("the last checkpoint is the best one, so there is no second export")
+        elif best is not None:
+            self._export(folder.with_name(BEST_EXPORT_FOLDER), best)
+        return folder
+
+    def _export(self, folder: Path, saved_in: Path) -> None:
+        checkpoint = self.job.spec.checkpoint
         source = self.run_parts.model_folder
         dtype = export_dtype(checkpoint.export_dtype, source)
         self.reporter.doing("exports the model")
-        log.info("exporting the model as %s", str(dtype).removeprefix("torch."))
-        saved, model = open_known_checkpoint(self.checkpointing.newest), self.job.spec.training.model
+        log.info("exporting the model of %s as %s", saved_in.name, str(dtype).removeprefix("torch."))
+        saved, model = open_known_checkpoint(saved_in), self.job.spec.training.model
         if model.lora is None:
             write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, on_progress=self._report_export)
         else:
@@ -205,7 +216,6 @@ class Controller:
                 )
             )
             write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype, self._report_export)
-        return folder
 
     def _report_export(self, num_read: int, num_tensors: int) -> None:
         self.reporter.doing(f"exports the model; {num_read} of {num_tensors} tensors read")
@@ -282,3 +292,4 @@ class Controller:
         main_score = next(iter(self.output.scores[0].labels))
         self.reporter.evaluated(metrics.get(main_score))
         self.saves.unevaluated_step = None
+        self.saves.begin_if_best(step, metrics)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rljob_api.constants import ExitCode
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.job_file import resolved_job_text
+from rljob_api.run_state import BestCheckpoint
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_trainer.attempt_logs import prune_attempts
 from rljob_trainer.checkpoints.layout import read_manifest
@@ -43,7 +44,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         for note in point.notes:
             log.warning("%s", note)
         refuse_other_job(point, job.spec)
-        reporter.report_resume(point.status)
+        reporter.report_resume(point.status, best_of(point))
     with built_run(job, settings, point.state.choices if point else None, reporter.doing) as run:
         job = run.job
         checkpointing.choices = run.choices
@@ -105,8 +106,13 @@ def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, rep
     if loaded is not point:
         for note in loaded.notes:
             log.warning("%s", note)
-        reporter.report_resume(loaded.status)
+        reporter.report_resume(loaded.status, best_of(loaded))
     return loaded
+
+
+def best_of(point: ResumePoint) -> BestCheckpoint | None:
+    """The best checkpoint so far; None if the checkpoint has no record of it."""
+    return next(iter(point.state.best.checkpoints), None) if point.state.best is not None else None
 
 
 def refuse_other_job(point: ResumePoint, spec: RLJobSpec) -> None:

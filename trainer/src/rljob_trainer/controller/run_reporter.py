@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rljob_api.constants import CONTRACT_VERSION, ErrorCause
-from rljob_api.run_state import Alarm, RunError, RunPhase, RunState
+from rljob_api.run_state import Alarm, BestCheckpoint, RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
 from rljob_trainer.observability.log import printable
@@ -129,15 +129,15 @@ class RunReporter:
         """Like `doing`, for progress within the current phase."""
         self.doing(f"{self._phase_activity}; {printable(how, MAX_DETAIL_CHARS)}")
 
-    def report_resume(self, checkpoint: CheckpointStatus) -> None:
+    def report_resume(self, checkpoint: CheckpointStatus, best: BestCheckpoint | None = None) -> None:
         """Reports the checkpoint that this start resumes from. Called again with an older checkpoint if the first one
         is damaged."""
         progress = self._progress(step=checkpoint.step)
-        self._change(checkpoint=checkpoint, resumed_from_step=checkpoint.step, progress=progress)
+        self._change(checkpoint=checkpoint, best=best, resumed_from_step=checkpoint.step, progress=progress)
 
-    def checkpoint_saved(self, checkpoint: CheckpointStatus) -> None:
-        """Reports that a checkpoint is complete."""
-        self._change(checkpoint=checkpoint)
+    def checkpoint_saved(self, checkpoint: CheckpointStatus, best: BestCheckpoint | None = None) -> None:
+        """Reports that a checkpoint is complete. `best`: the best one, which may be an earlier one."""
+        self._change(checkpoint=checkpoint, best=best)
 
     def stopping(self) -> None:
         """Reports that a stop was requested and the run is saving."""

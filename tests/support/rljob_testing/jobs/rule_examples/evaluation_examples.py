@@ -11,6 +11,7 @@ _R = _T + "rewards"
 _V = _T + "evaluations"
 _E = _T + "environment"
 _K = "spec.checkpoint.everySteps"
+_B = "spec.checkpoint.keepBest"
 _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 64}
 _GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
 _GAME = {"type": "Class", "classes": [{"path": "my_games:GuessNumber"}], "maxContextTokens": 256}
@@ -48,6 +49,14 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.evaluationNewTokens": [{_V: [{"dataset": _FILE, "maxNewTokens": 64}]}],
     "Training.syncEverySteps": [
         {_T + "rollout.syncEverySteps": 5, _V: [{"dataset": _FILE, "everySteps": each}], _K: 5} for each in (10, 0)
+    ],
+    "RLJobSpec.keepBestMetric": [
+        {_V: [{"dataset": _FILE}, {"name": "b", "dataset": _FILE}], _B: {"metric": "eval/b/pass_at_1", "mode": "Min"}},
+        {_V: [{"dataset": _FILE}], _B: {"metric": "eval/heldout/greedy", "count": 2}},
+        *(
+            {_V: [{"dataset": _FILE, "numSamples": 6}], _B: {"metric": f"eval/heldout/{metric}"}}
+            for metric in ("pass_at_4", "pass_at_6", "mean_at_6", "maj_at_6", "response_length_mean")
+        ),
     ],
 }
 
@@ -89,4 +98,18 @@ BAD: dict[str, list[Bad]] = {
             places=(_V + "[0].everySteps",),
         ),
     ],
+    "RLJobSpec.keepBestMetric": [
+        Bad(_B + ".metric", {_V: [{"dataset": _FILE}], _B: {"metric": metric}})
+        for metric in ("critic/rewards/mean", "eval/other/greedy", "eval/heldout", "eval/heldout/pass_at_2")
+    ]
+    + [
+        Bad(_B + ".metric", {_V: [{"dataset": _FILE} | sampling], _B: {"metric": f"eval/heldout/{metric}"}})
+        for sampling, metric in (
+            ({"numSamples": 0}, "mean_at_0"),
+            ({"numSamples": 6}, "pass_at_3"),
+            ({"numSamples": 6}, "pass_at_8"),
+            ({"greedy": False}, "greedy"),
+        )
+    ]
+    + [Bad(_B + ".metric", {_B: {"metric": "eval/heldout/greedy"}})],
 }
