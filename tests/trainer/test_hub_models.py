@@ -18,7 +18,7 @@ from rljob_trainer.controller.hub_models import (
     at_commits,
     hub_role_models_of,
     role_models_at_saved_commits,
-    warn_if_reward_model_changed,
+    warn_if_models_changed,
 )
 from rljob_trainer.models.source import ModelLocation
 
@@ -93,9 +93,9 @@ def test_local_models_have_no_commit() -> None:
 
 def test_another_reward_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     was = HubRoleModels(reward_model=HubModel(source=JUDGE, revision="j1"))
-    warn_if_reward_model_changed(was, was)
-    warn_if_reward_model_changed(HubRoleModels(), was)
+    warn_if_models_changed(was, was)
+    warn_if_models_changed(HubRoleModels(), was)
     assert caplog.text == ""
-    warn_if_reward_model_changed(was, HubRoleModels(reward_model=HubModel(source=JUDGE, revision="j2")))
+    warn_if_models_changed(was, HubRoleModels(reward_model=HubModel(source=JUDGE, revision="j2")))
     assert f"the reward model is {JUDGE} at commit j2, " in caplog.text
     assert f"the checkpoint used {JUDGE} at commit j1" in caplog.text

@@ -89,6 +89,8 @@ class TrainModel:
     """Whether gradients are summed over ranks only after the last micro-batch of an update, not after each one."""
     is_actor_without_adapters: bool = False
     """Whether this is a reference that is the actor's model without its adapters, and takes no memory of its own."""
+    has_own_weights: bool = False
+    """Whether this is a reference with other weights than the policy's, so that it can never be the actor's model."""
 
     @property
     def is_wholly_trained(self) -> bool:

@@ -32,6 +32,7 @@ _DESCRIBED_AT = {
     ("Head", "resources"): "spec.pools.resources",
     ("Head", "template"): "spec.pools.template",
     ("Roles", "ref"): "spec.roles.actor",
+    ("RefRole", "model"): "spec.training.model",
     ("Roles", "critic"): "spec.roles.actor",
     ("Roles", "rewardModel"): "spec.roles.actor",
     ("EnvSource", "configMapKeyRef"): "spec.env.valueFrom.secretKeyRef",
@@ -42,6 +43,7 @@ _DESCRIBED_AT = {
 }
 """Fields, by type and name, without descriptions within them, and the path of a field whose type has the same fields.
 Paths as in `kubectl explain rljob.spec.pools`."""
+_REFERENCE_TEXT = " The fields are described at "
 
 
 class UnknownSchemaError(TypeError):
@@ -118,7 +120,7 @@ class _Converter:
             if owner == name:
                 described = mapping(mapping(result["properties"])[field])
                 described["properties"] = _without_descriptions(described["properties"])
-                described["description"] = f"{described['description']} The fields are described at {other}."
+                described["description"] = f"{described['description']}{_REFERENCE_TEXT}{other}."
         rules = _rules_of(name)
         if rules:
             result["x-kubernetes-validations"] = rules
@@ -215,9 +217,14 @@ class _Converter:
 
 
 def _without_descriptions(schema: object) -> object:
-    """The schema, or part of a schema, without any descriptions. No field is named `description`."""
+    """The schema, or part of a schema, without descriptions, except those that refer to another field. No field is
+    named `description`."""
     if isinstance(schema, dict):
-        return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
+        return {
+            key: _without_descriptions(value)
+            for key, value in schema.items()
+            if key != "description" or _REFERENCE_TEXT in str(value)
+        }
     return [_without_descriptions(value) for value in schema] if isinstance(schema, list) else schema
 
 

@@ -7,7 +7,7 @@ from rljob_api.rule import Path, rule
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.environment import EnvironmentType, RewritePolicy
-from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel
+from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel, is_distillation, is_distillation_cel
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
 
@@ -76,10 +76,10 @@ TRAINING_ENVIRONMENT_RULES = (
         Training,
         "Training.rewards",
         field=".rewards",
-        cel="size(self.rewards) > 0 || has(self.environment)",
+        cel=f"size(self.rewards) > 0 || has(self.environment) || {is_distillation_cel('self.algorithm')}",
         wrong="at least one reward is required without training.environment",
         advice="add a reward, or an environment with `get_reward`",
-        holds=lambda t: bool(t.rewards) or t.environment is not None,
+        holds=lambda t: bool(t.rewards) or t.environment is not None or is_distillation(t.algorithm),
     ),
     rule(
         Training,

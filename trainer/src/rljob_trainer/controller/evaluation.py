@@ -91,7 +91,8 @@ class Evaluation:
 
 def mean_scores(rollout: Rollout, metric: str, excluded_metric: str) -> dict[str, float]:
     """Returns the mean of the weighted reward sums as `metric`, and with several rewards also the mean of each as
-    `metric/<reward name>`. A mean is over the responses that have the score, and missing if none has it. The fraction
+    `metric/<reward name>`. Without rewards there is no mean. A mean is over the responses that have the score, and
+    missing if none has it. The fraction
     of responses without a weighted sum is `excluded_metric`; a warning is logged if it is not 0."""
     is_excluded_B = rollout.is_excluded_B
     if is_excluded_B.any():
@@ -100,7 +101,8 @@ def mean_scores(rollout: Rollout, metric: str, excluded_metric: str) -> dict[str
             *(int(is_excluded_B.sum()), len(is_excluded_B), reasons_text(rollout.reasons()), metric),
         )
     named = rollout.named_rewards_B if len(rollout.weights) > 1 else {}
-    values = {metric: rollout.rewards_B, **{f"{metric}/{name}": rewards_B for name, rewards_B in named.items()}}
+    total = {metric: rollout.rewards_B} if rollout.weights else {}
+    values = {**total, **{f"{metric}/{name}": rewards_B for name, rewards_B in named.items()}}
     scored = {name: values_B[~values_B.isnan()] for name, values_B in values.items()}
     return {
         **{name: float(values_S.mean()) for name, values_S in scored.items() if len(values_S)},

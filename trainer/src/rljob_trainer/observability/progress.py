@@ -18,6 +18,7 @@ from rljob_trainer.observability.metrics import (
     EVAL_SAMPLED,
     EXCLUDED_FRACTION,
     REWARD_MEAN,
+    TEACHER_KL,
     THROUGHPUT,
     TIMING_PREFIX,
     Metrics,
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 _STEP_TIMING = TIMING_PREFIX + "step"
 _PARTS_OF_ROLLOUT = (TIMING_PREFIX + "generate", TIMING_PREFIX + "weight_sync")
 """Not shown, because they are contained in another phase."""
+_NUMBERS = {"reward": REWARD_MEAN, "teacher KL": TEACHER_KL, "eval": EVAL_GREEDY, "eval sampled": EVAL_SAMPLED}
+"""The metrics that are shown, by their label."""
 NUM_PHASES_SHOWN = 3
 """The number of phases whose time is shown: those that took the longest."""
 
@@ -84,7 +87,7 @@ class ProgressDisplay:
     def write(self, step: int, metrics: Metrics) -> None:
         """Shows that `step` steps are done."""
         self._newest.update(metrics)
-        if REWARD_MEAN in metrics:
+        if REWARD_MEAN in metrics or TEACHER_KL in metrics:
             self._remaining.observe(step, self._clock())
         note = ", ".join(self._summary(metrics))
         if self._bar is not None and self._task is not None:
@@ -104,7 +107,7 @@ class ProgressDisplay:
 
     def _summary(self, metrics: Metrics) -> Sequence[str]:
         parts = []
-        for label, name in (("reward", REWARD_MEAN), ("eval", EVAL_GREEDY), ("eval sampled", EVAL_SAMPLED)):
+        for label, name in _NUMBERS.items():
             if name in self._newest:
                 parts.append(f"{label} {self._newest[name]:.3f}")
         if metrics.get(EXCLUDED_FRACTION):

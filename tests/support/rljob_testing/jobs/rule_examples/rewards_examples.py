@@ -17,6 +17,10 @@ _ENVIRONMENT = {"type": "Environment"}
 _E = _T + "environment"
 _GAME = {"type": "Class", "classes": [{"path": "my_games:GuessNumber"}], "maxContextTokens": 256}
 _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}}
+_DISTILLATION: Mapping[str, object] = {
+    _T + "algorithm.type": "Distillation",
+    "spec.roles.ref.model": {"source": "owner/teacher"},
+}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Reward.limits": [
@@ -43,6 +47,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         # The environment's own reward is added with weight 1.
         {_E: _GAME, _R: [_FUNCTION | {"weight": 0.0}]},
         {_E: _GAME, _R: []},
+        {**_DISTILLATION, _R: [_FUNCTION | {"weight": 0.0}]},
     ],
     "Training.overlongBuffer": [{_R: [_OVERLONG | {"overlong": {"bufferTokens": 64}}]}],
     "Training.reasoningGymReward": [
