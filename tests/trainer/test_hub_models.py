@@ -102,9 +102,7 @@ def test_local_models_have_no_commit() -> None:
     assert at_commits(job_spec, None, found) == job_spec
 
 
-@pytest.mark.parametrize(
-    ("field", "what"), [("reward_model", "reward model"), ("reference", "model of the reference")]
-)
+@pytest.mark.parametrize(("field", "what"), [("reward_model", "reward model"), ("reference", "model of the reference")])
 def test_another_reward_model_or_teacher_is_logged(field: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
     was = HubRoleModels.model_validate({field: HubModel(source=JUDGE, revision="j1")})
     warn_if_models_changed(was, was)

@@ -17,8 +17,8 @@ class AdvantageType(StrEnum):
 
     GroupRelative, GroupRelativePassAtK, GDPO, LeaveOneOut, ReinforcePlusPlusBaseline, OPO, GPG and OptimalTokenBaseline
     compare responses to the same prompt. ReinforcePlusPlus compares all tokens of a batch. ReMax compares a response
-    with the greedy response to its prompt. GAE compares the rewards with the critic's values. Distillation compares each
-    token with a teacher (roles.ref.model), without rewards."""
+    with the greedy response to its prompt. GAE compares the rewards with the critic's values. Distillation compares the
+    log-probability of each token with that of a teacher (roles.ref.model), without rewards."""
 
     GROUP_RELATIVE = "GroupRelative"
     GROUP_RELATIVE_PASS_AT_K = "GroupRelativePassAtK"

@@ -16,7 +16,6 @@ from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation
 from rljob_api.v1alpha1.environment import Environment
 from rljob_api.v1alpha1.model import Critic, LoraSync, Model
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.recipes import is_distillation, is_distillation_cel
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.rollout import Rollout, RolloutEngine
 from rljob_api.v1alpha1.tracker import Tracker
@@ -143,17 +142,6 @@ def _gym_evaluates_gym(training: Training) -> bool:
     return not _needs_gym(training) or dataset is None or dataset.type is DatasetType.REASONING_GYM
 
 
-def _has_weight(training: Training) -> bool:
-    """Whether a reward has a weight other than 0: a listed one, or the one that an environment may add."""
-    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
-    may_add = training.environment is not None and not is_listed
-    return may_add or not training.rewards or any(reward.weight != 0 for reward in training.rewards)
-
-
-def _learns_something(training: Training) -> bool:
-    return _has_weight(training) or is_distillation(training.algorithm)
-
-
 def _too_long_buffers(training: Training) -> list[Path]:
     """Paths, relative to `rewards`, of each `bufferTokens` above the length limit of responses."""
     limit = training.rollout.max_new_tokens
@@ -234,18 +222,6 @@ TRAINING_RULES = (
         "type",
         lambda training: [tracker.type for tracker in training.trackers],
         "remove one of them",
-    ),
-    rule(
-        Training,
-        "Training.rewardWeights",
-        field=".rewards",
-        # An environment adds a reward with weight 1 if no reward has its type.
-        cel="has(self.environment) && !self.rewards.exists(reward, reward.type == 'Environment')"
-        " || self.rewards.size() == 0 || self.rewards.exists(reward, reward.weight != 0.0)"
-        f" || {is_distillation_cel('self.algorithm')}",
-        wrong="all weights are 0, so the policy would learn nothing",
-        advice="give at least one reward a weight other than 0",
-        holds=_learns_something,
     ),
     rule(
         Training,

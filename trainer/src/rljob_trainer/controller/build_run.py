@@ -47,7 +47,7 @@ from rljob_trainer.controller.model_roles import (
     roles_with_policy_model,
 )
 from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts
-from rljob_trainer.controller.reference_model import reference_model
+from rljob_trainer.controller.checks.reference_model import reference_model
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
 from rljob_trainer.engines.rollout.select import vllm_supports_adapters
 from rljob_trainer.engines.train.kernels import check_kernel_device

@@ -24,7 +24,7 @@ from rljob_trainer.controller.checks.fit import (
 from rljob_trainer.controller.engine_settings import critic_of, reward_model_engine
 from rljob_trainer.controller.model_roles import FoundRewardModel
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.controller.reference_model import check_same_tokens
+from rljob_trainer.controller.checks.reference_model import check_same_tokens
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import read_config

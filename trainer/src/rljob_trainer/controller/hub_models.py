@@ -118,9 +118,7 @@ def _named_models(spec: RLJobSpec) -> tuple[Model | None, Model | None, Model | 
     return critic, judge, reference
 
 
-def _with_revisions(
-    spec: RLJobSpec, critic: str | None, reward_model: str | None, reference: str | None
-) -> RLJobSpec:
+def _with_revisions(spec: RLJobSpec, critic: str | None, reward_model: str | None, reference: str | None) -> RLJobSpec:
     """Returns the spec with these revisions; None leaves the revision unchanged."""
     training, roles = spec.training, spec.roles
     if reward_model is not None:

@@ -144,7 +144,6 @@ def model_roles(
     training = job.spec.training
     rollout = training.rollout
     dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
-    frozen = reference_engine(job.spec, dtype, layout_of(job.spec, REFERENCE))
     trained = actor_engine(job.spec, dtype, layout_of(job.spec, ACTOR))
     actor = ActorSettings(
         engine=trained,
@@ -181,14 +180,7 @@ def model_roles(
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):
-        make = partial(
-            make_reference,
-            frozen,
-            models.reference or model,
-            rollout.temperature,
-            has_own_model=models.reference is not None,
-        )
-        roles.append(RoleSpec(REFERENCE, ReferenceWorker, make))
+        roles.append(_reference_role(job.spec, models, dtype))
     if needs_critic(job.spec):
         critic = critic_settings(job.spec, dtype)
         roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, models.critic or model)))
@@ -202,6 +194,17 @@ def model_roles(
         RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
         RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype, training.seed)),
     ]
+
+
+def _reference_role(spec: RLJobSpec, models: Models, dtype: torch.dtype) -> RoleSpec:
+    make = partial(
+        make_reference,
+        reference_engine(spec, dtype, layout_of(spec, REFERENCE)),
+        models.reference or models.policy,
+        spec.training.rollout.temperature,
+        has_own_model=models.reference is not None,
+    )
+    return RoleSpec(REFERENCE, ReferenceWorker, make)
 
 
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:

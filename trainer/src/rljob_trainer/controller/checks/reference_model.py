@@ -60,15 +60,12 @@ def check_same_tokens(policy_folder: Path, folder: Path, source: str) -> None:
     of_policy, of_model = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
     if of_policy == of_model:
         return
-    number, token = min((number, token) for token, number in of_policy.items() ^ of_model.items())
-    seen = {
-        name: f"{each[token]}" if token in each else "missing"
-        for name, each in (("the policy", of_policy), (source, of_model))
-    }
+    _, token = min((number, token) for token, number in of_policy.items() ^ of_model.items())
+    mine, theirs = (str(each.get(token, "missing")) for each in (of_policy, of_model))
     raise ConfigurationError(
         f"{POLICY_FIELD}source: the tokenizer of {source} has other tokens than the policy's, so it would read other "
-        f"texts. The first difference is the token {token!r} ({', '.join(f'{name}: {id}' for name, id in seen.items())}"
-        f"; {len(of_model)} tokens, the policy has {len(of_policy)}); choose a model with the policy's tokenizer"
+        f"texts: the id of the token {token!r} is {mine} for the policy, and {theirs} for this model ({len(of_policy)} "
+        f"and {len(of_model)} tokens in all); choose a model with the policy's tokenizer"
     )
 
 
