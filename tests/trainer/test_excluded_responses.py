@@ -145,7 +145,8 @@ def test_remax_excludes_the_responses_whose_greedy_response_has_no_score() -> No
 @pytest.mark.parametrize("kind", [kind for kind in AdvantageType if kind is not AdvantageType.FUNCTION])
 def test_only_advantages_that_compare_groups_drop_a_response_that_is_left_alone(kind: AdvantageType) -> None:
     found = stub_step.step_of({"advantage": {"type": kind}}, {"score": 1.0}, {"score": [1.0] * 6})
-    compares = kind not in (AdvantageType.REINFORCE_PLUS_PLUS, AdvantageType.REMAX, AdvantageType.GAE)
+    alone = (AdvantageType.REINFORCE_PLUS_PLUS, AdvantageType.REMAX, AdvantageType.GAE, AdvantageType.DISTILLATION)
+    compares = kind not in alone
     assert found.step.min_members == (2 if compares else 1)
 
 

@@ -77,6 +77,7 @@ CHARTS = (
         "nats per token",
         (
             ChartLine("actor/kl_loss", "policy to reference"),
+            ChartLine("actor/teacher_kl", "policy to teacher"),
             ChartLine("actor/ppo_kl", "policy before and after the update"),
             ChartLine("rollout_corr/k3_kl", "rollout engine to trainer"),
         ),

@@ -64,6 +64,8 @@ def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:
 def _models(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
     """Field and source of each model."""
     yield "spec.training.model.source", spec.training.model.source
+    if spec.roles.ref.model is not None:
+        yield "spec.roles.ref.model.source", spec.roles.ref.model.source
     critic = spec.training.critic
     if critic is not None and critic.model.source is not None:
         yield "spec.training.critic.model.source", critic.model.source

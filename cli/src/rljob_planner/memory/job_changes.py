@@ -346,7 +346,7 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
     lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=syncs_alone)
     models = {**workload.models, Role.ACTOR: replace(actor, lora=lora)}
     reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)
-    if reference is not None and beside is not None and beside.is_default:
+    if reference is not None and not reference.has_own_weights and beside is not None and beside.is_default:
         if reference.offload.parameters:
             # The contract rejects this job. The reference would be the actor's model, which cannot be offloaded alone.
             return

@@ -7,7 +7,7 @@ from rljob_api.rule import Path, rule
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.environment import EnvironmentType, RewritePolicy
-from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel
+from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel, is_distillation, is_distillation_cel
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_api.yaml_text import wire_path
@@ -48,6 +48,17 @@ def _has_rows_for_gae(training: Training) -> bool:
     return not has_rows or advantage_type(training.algorithm) is not AdvantageType.GAE
 
 
+def _has_weight(training: Training) -> bool:
+    """Whether a reward has a weight other than 0: a listed one, or the one that an environment may add."""
+    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
+    may_add = training.environment is not None and not is_listed
+    return may_add or not training.rewards or any(reward.weight != 0 for reward in training.rewards)
+
+
+def _learns_something(training: Training) -> bool:
+    return _has_weight(training) or is_distillation(training.algorithm)
+
+
 def _turn_fits(training: Training) -> bool:
     longest = training.environment.max_turn_tokens if training.environment is not None else None
     return longest is None or longest <= training.rollout.max_new_tokens
@@ -67,10 +78,22 @@ TRAINING_ENVIRONMENT_RULES = (
         Training,
         "Training.rewards",
         field=".rewards",
-        cel="size(self.rewards) > 0 || has(self.environment)",
+        cel=f"size(self.rewards) > 0 || has(self.environment) || {is_distillation_cel('self.algorithm')}",
         wrong="at least one reward is required without training.environment",
         advice="add a reward, or an environment with `get_reward`",
-        holds=lambda t: bool(t.rewards) or t.environment is not None,
+        holds=lambda t: bool(t.rewards) or t.environment is not None or is_distillation(t.algorithm),
+    ),
+    rule(
+        Training,
+        "Training.rewardWeights",
+        field=".rewards",
+        # An environment adds a reward with weight 1 if no reward has its type.
+        cel="has(self.environment) && !self.rewards.exists(reward, reward.type == 'Environment')"
+        " || self.rewards.size() == 0 || self.rewards.exists(reward, reward.weight != 0.0)"
+        f" || {is_distillation_cel('self.algorithm')}",
+        wrong="all weights are 0, so the policy would learn nothing",
+        advice="give at least one reward a weight other than 0",
+        holds=_learns_something,
     ),
     rule(
         Training,

@@ -99,6 +99,15 @@ TRAINING_EVALUATION_RULES = (
     ),
     rule(
         Training,
+        "Training.evaluationsScored",
+        field=".evaluations",
+        cel="size(self.evaluations) == 0 || size(self.rewards) > 0 || has(self.environment)",
+        wrong="would have no scores, because training.rewards is empty",
+        advice="add a reward (weight 0 keeps it out of the training), or remove the evaluations",
+        holds=lambda training: not training.evaluations or bool(reward_names(training)),
+    ),
+    rule(
+        Training,
         "Training.evaluationRewards",
         field=".evaluations",
         cel="self.evaluations.all(each, !has(each.rewards) || each.rewards.all(name,"

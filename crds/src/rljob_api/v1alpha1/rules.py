@@ -25,7 +25,7 @@ from rljob_api.v1alpha1.evaluation import EVALUATION_RULES
 from rljob_api.v1alpha1.evaluation_rules import TRAINING_EVALUATION_RULES
 from rljob_api.v1alpha1.kl import KL_RULES
 from rljob_api.v1alpha1.model import MODEL_RULES
-from rljob_api.v1alpha1.optional_roles import CRITIC_RULES
+from rljob_api.v1alpha1.optional_roles import CRITIC_RULES, TEACHER_RULES
 from rljob_api.v1alpha1.placement_rules import OFFLOAD_RULES, PLACEMENT_RULES
 from rljob_api.v1alpha1.pod_environment import ENV_RULES, VOLUME_RULES
 from rljob_api.v1alpha1.policy_loss import POLICY_LOSS_RULES
@@ -66,6 +66,7 @@ RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *DYNAMIC_SAMPLING_RULES,
     *CRITIC_RULES,
+    *TEACHER_RULES,
     *CORRECTION_RULES,
     *POLICY_FILTRATION_RULES,
     *BATCH_SIZE_RULES,

@@ -138,13 +138,6 @@ def _needs_gym(training: Training) -> bool:
     return any(reward.type is RewardType.REASONING_GYM for reward in training.rewards)
 
 
-def _has_weight(training: Training) -> bool:
-    """Whether a reward has a weight other than 0: a listed one, or the one that an environment may add."""
-    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
-    may_add = training.environment is not None and not is_listed
-    return may_add or not training.rewards or any(reward.weight != 0 for reward in training.rewards)
-
-
 def _too_long_buffers(training: Training) -> list[Path]:
     """Paths, relative to `rewards`, of each `bufferTokens` above the length limit of responses."""
     limit = training.rollout.max_new_tokens
@@ -225,17 +218,6 @@ TRAINING_RULES = (
         "type",
         lambda training: [tracker.type for tracker in training.trackers],
         "remove one of them",
-    ),
-    rule(
-        Training,
-        "Training.rewardWeights",
-        field=".rewards",
-        # An environment adds a reward with weight 1 if no reward has its type.
-        cel="has(self.environment) && !self.rewards.exists(reward, reward.type == 'Environment')"
-        " || self.rewards.size() == 0 || self.rewards.exists(reward, reward.weight != 0.0)",
-        wrong="all weights are 0, so the policy would learn nothing",
-        advice="give at least one reward a weight other than 0",
-        holds=_has_weight,
     ),
     rule(
         Training,

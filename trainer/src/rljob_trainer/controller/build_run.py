@@ -30,7 +30,9 @@ from rljob_trainer.controller.checks.fit import (
     check_fit,
     check_row_lengths,
     needs_critic,
+    needs_reference,
 )
+from rljob_trainer.controller.checks.reference_model import reference_model
 from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
 from rljob_trainer.controller.hub_models import (
     HubModel,
@@ -39,7 +41,7 @@ from rljob_trainer.controller.hub_models import (
     hub_model_of,
     hub_role_models_of,
     role_models_at_saved_commits,
-    warn_if_reward_model_changed,
+    warn_if_models_changed,
 )
 from rljob_trainer.controller.model_roles import (
     Models,
@@ -59,6 +61,7 @@ from rljob_trainer.settings import Settings
 from rljob_trainer.source_paths import looks_local
 from rljob_trainer.workers.factories import (
     CRITIC,
+    REFERENCE,
     REWARD_MODEL,
 )
 
@@ -182,16 +185,18 @@ def found_policy(spec: RLJobSpec, settings: Settings, saved: AutoSettings | None
 def found_models(
     spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, saved: HubRoleModels
 ) -> tuple[Models, HubRoleModels]:
-    """Finds and checks the critic and the reward model. Returns all models of the run, and the commits of critic and
-    reward model for checkpoints. Raises ConfigurationError."""
+    """Finds and checks the models of critic, reward model and reference. Returns all models of the run, and the commits
+    of these three for checkpoints. Raises ConfigurationError."""
     pinned = role_models_at_saved_commits(spec, saved, partial(looks_local, base_folder=settings.job_folder))
-    folders, critic = (settings.cache_folder, settings.job_folder), None
+    folders, critic, reference = (settings.cache_folder, settings.job_folder), None, None
     if needs_critic(spec):
         critic = critic_model(pinned, policy.folder, prompts, layout_of(spec, CRITIC), *folders)
     reward_model = found_reward_model(pinned, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
-    hub_role_models = hub_role_models_of(spec, critic, reward_model.location if reward_model else None)
-    warn_if_reward_model_changed(saved, hub_role_models)
-    return Models(policy.location, critic, reward_model), hub_role_models
+    if needs_reference(spec):
+        reference = reference_model(pinned, policy.folder, prompts, layout_of(spec, REFERENCE), *folders)
+    hub_role_models = hub_role_models_of(spec, critic, reward_model.location if reward_model else None, reference)
+    warn_if_models_changed(saved, hub_role_models)
+    return Models(policy.location, critic, reward_model, reference), hub_role_models
 
 
 def model_sizes(policy: FoundPolicy, models: Models) -> tuple[ModelSize, ModelSize]:

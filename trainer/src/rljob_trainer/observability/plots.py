@@ -61,7 +61,11 @@ PLOTS = (
         "kl",
         "KL divergence",
         "nats per token",
-        (Line(metrics.KL_LOSS, "to the reference"), Line(metrics.PPO_KL, "to the sampling policy")),
+        (
+            Line(metrics.KL_LOSS, "to the reference"),
+            Line(metrics.TEACHER_KL, "to the teacher"),
+            Line(metrics.PPO_KL, "to the sampling policy"),
+        ),
     ),
     Plot("entropy", "Entropy of the policy", "nats per token", (Line(metrics.ENTROPY, "entropy"),)),
     Plot(

@@ -17,6 +17,7 @@ from rljob_api.v1alpha1.evaluation import EvaluationScores
 from rljob_trainer.observability.metrics import (
     EXCLUDED_FRACTION,
     REWARD_MEAN,
+    TEACHER_KL,
     THROUGHPUT,
     TIMING_PREFIX,
     Metrics,
@@ -66,7 +67,7 @@ class ProgressDisplay:
         self._total_steps = total_steps
         self._num_devices = num_devices
         self._clock = clock
-        self._labels = {REWARD_MEAN: "reward"}
+        self._labels = {REWARD_MEAN: "reward", TEACHER_KL: "teacher KL"}
         for each in evaluations:
             main, *others = each.labels.items()
             self._labels[main[0]] = "eval" if len(evaluations) == 1 else f"eval {each.name}"
@@ -97,7 +98,7 @@ class ProgressDisplay:
     def write(self, step: int, metrics: Metrics) -> None:
         """Shows that `step` steps are done."""
         self._newest.update(metrics)
-        if REWARD_MEAN in metrics:
+        if REWARD_MEAN in metrics or TEACHER_KL in metrics:
             self._remaining.observe(step, self._clock())
         note = ", ".join(self._summary(metrics))
         if self._bar is not None and self._task is not None:

@@ -18,6 +18,10 @@ _FUNCTION = {"type": "Function", "function": {"path": "rewards.mine:score"}}
 _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 64}
 _ALONE: Mapping[str, object] = {_E: _ENVIRONMENT, _T + "dataset": REMOVED, _R: REMOVED}
 """An environment without dataset and rewards."""
+_DISTILLATION: Mapping[str, object] = {
+    _T + "algorithm.type": "Distillation",
+    "spec.roles.ref.model": {"source": "owner/teacher"},
+}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Environment.classes.name": [
@@ -28,7 +32,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_E: _ENVIRONMENT | {"timeoutSeconds": 600}},
     ],
     "Training.dataset": [_ALONE, {_E: _ENVIRONMENT}],
-    "Training.rewards": [{_E: _ENVIRONMENT, _R: []}, _ALONE, {_R: [_FUNCTION]}],
+    "Training.rewards": [{_E: _ENVIRONMENT, _R: []}, _ALONE, {_R: [_FUNCTION]}, {**_DISTILLATION, _R: []}],
     "Training.environmentReward": [
         {_E: _ENVIRONMENT, _R: [_REWARD]},
         {_E: _ENVIRONMENT, _R: [_REWARD | {"name": "won"}, _REWARD | {"name": "moves", "weight": -0.1}, _FUNCTION]},

@@ -19,6 +19,10 @@ _OVERLONG = {"name": "length", "type": "Overlong", "overlong": {"bufferTokens": 
 _ENVIRONMENT = {"type": "Environment"}
 _ALONE: Mapping[str, object] = {_E: _GAME, _T + "dataset": REMOVED, _R: REMOVED}
 """An environment without dataset and rewards."""
+_DISTILLATION: Mapping[str, object] = {
+    _T + "algorithm.type": "Distillation",
+    "spec.roles.ref.model": {"source": "owner/teacher"},
+}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Evaluation.responses": [
@@ -30,6 +34,12 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {**_ALONE, _V: [{"numPrompts": 8}]},
         {**_ALONE, _V: [{"dataset": _FILE}, {"name": "other"}]},
         {_E: _GAME, _V: [{"dataset": _FILE}]},
+    ],
+    "Training.evaluationsScored": [
+        {_V: [{"dataset": _FILE}]},
+        {**_ALONE, _V: [{"numPrompts": 8}]},
+        {**_DISTILLATION, _R: []},
+        {**_DISTILLATION, _R: [_OVERLONG | {"weight": 0.0}], _V: [{"dataset": _FILE}]},
     ],
     "Training.evaluationRewards": [
         {_V: [{"dataset": _FILE, "rewards": ["score"]}]},
@@ -71,6 +81,7 @@ BAD: dict[str, list[Bad]] = {
         Bad(_V, {_V: [{"dataset": _FILE}, {"name": "other"}]}, places=(_V + "[1].dataset",)),
         Bad(_V, {_E: _GAME, _V: [{"numPrompts": 8}]}, places=(_V + "[0].dataset",)),
     ],
+    "Training.evaluationsScored": [Bad(_V, {**_DISTILLATION, _R: [], _V: [{"dataset": _FILE}]})],
     "Training.evaluationRewards": [
         Bad(_V, {_V: [{"dataset": _FILE, "rewards": ["score", "accuracy"]}]}, places=(_V + "[0].rewards[1]",)),
         Bad(_V, {_V: [{"dataset": _FILE, "rewards": ["environment"]}]}, places=(_V + "[0].rewards[0]",)),

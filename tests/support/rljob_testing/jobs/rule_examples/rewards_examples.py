@@ -16,6 +16,10 @@ _MODEL = {"type": "RewardModel", "rewardModel": {"source": "owner/reward"}}
 _ENVIRONMENT = {"type": "Environment"}
 _E = _T + "environment"
 _GAME = {"type": "Class", "classes": [{"path": "my_games:GuessNumber"}], "maxContextTokens": 256}
+_DISTILLATION: Mapping[str, object] = {
+    _T + "algorithm.type": "Distillation",
+    "spec.roles.ref.model": {"source": "owner/teacher"},
+}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Reward.codeUsed": [
@@ -46,6 +50,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         # The environment's own reward is added with weight 1.
         {_E: _GAME, _R: [_FUNCTION | {"weight": 0.0}]},
         {_E: _GAME, _R: []},
+        {**_DISTILLATION, _R: [_FUNCTION | {"weight": 0.0}]},
     ],
     "Training.overlongBuffer": [{_R: [_OVERLONG | {"overlong": {"bufferTokens": 64}}]}],
     "Training.reasoningGymReward": [

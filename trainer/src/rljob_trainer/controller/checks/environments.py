@@ -11,6 +11,7 @@ from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.environment import Environment, RewritePolicy
 from rljob_api.v1alpha1.evaluation_rules import ENVIRONMENT_REWARD
+from rljob_api.v1alpha1.recipes import is_distillation
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.model_roles import user_code_variables
@@ -182,7 +183,7 @@ def check_rewards_of(training: Training, descriptions: Sequence[EnvironmentDescr
             f"{WHERE}.classes: {', '.join(without)} has no method `get_reward`, but other classes have one; add it, so "
             "that all rollouts have the same rewards"
         )
-    if without and not training.rewards:
+    if without and not training.rewards and not is_distillation(training.algorithm):
         raise ConfigurationError(
             f"spec.training.rewards: there is no reward, and the class {without[0]} of {WHERE} has no method "
             "`get_reward`; add one of them"

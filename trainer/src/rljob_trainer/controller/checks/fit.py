@@ -62,6 +62,10 @@ def check_algorithm(spec: RLJobSpec) -> None:
     if not needs_reference(spec):
         advice = f"set training.algorithm.kl.coefficient above 0, or let your function need {REF_LOGPROBS!r}"
         _refuse_role(spec, "ref", spec.roles.ref, "the reference model", advice)
+        if spec.roles.ref.model is not None:
+            raise ConfigurationError(
+                f"spec.roles.ref.model: nothing needs the reference model; remove the block, or {advice}"
+            )
 
 
 def _warn_of_unintended_settings(spec: RLJobSpec) -> None:
