@@ -16,8 +16,9 @@ from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.rules import violations
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
-from rljob_trainer.checkpoints.errors import FencedError
+from rljob_trainer.checkpoints.errors import FencedError, StorageUnavailableError
 from rljob_trainer.checkpoints.fencing import newest_of_job
+from rljob_trainer.checkpoints.storage import checkpoint_location
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.early_checks import refuse_missing
@@ -138,7 +139,8 @@ def report_resume(reporter: RunReporter, job: TrainerJob, settings: Settings) ->
         return
     try:
         reporter.doing("looks for a checkpoint")
-        resumed = newest_of_job(settings.checkpoint_folder, settings.start_number, job.name)
+        root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
+        resumed = newest_of_job(root, settings.start_number, job.name)
         if resumed is not None:
             reporter.report_resume(resumed)
     except OSError as problem:
@@ -186,7 +188,7 @@ def exit_code_of(error: TrainerError | ContractError) -> ExitCode:
     """Returns the exit code by which the operator classifies the failure."""
     if isinstance(error, ConfigurationError | ContractError):
         return ExitCode.CONFIGURATION
-    if isinstance(error, ResourceError | WorkerDiedError | FencedError):
+    if isinstance(error, ResourceError | WorkerDiedError | FencedError | StorageUnavailableError):
         return ExitCode.INFRASTRUCTURE
     return ExitCode.APPLICATION
 

@@ -19,7 +19,7 @@ from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.export import OnProgress, ignore_progress, write_huggingface
 from rljob_trainer.checkpoints.layout import TensorEntry
 from rljob_trainer.checkpoints.load import CheckpointReader
-from rljob_trainer.checkpoints.storage import sync_folder
+from rljob_trainer.checkpoints.local_storage import sync_folder
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES
 from rljob_trainer.engines.train.lora import AdapterPair, AdapterSettings, adapter_pairs, merged_weight
 from rljob_trainer.engines.train.model import build_on_meta, named_tensors

@@ -20,8 +20,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api.v1alpha1.checkpoint import ExportDtype
 from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX, TensorEntry
-from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, sync_folder, write_all
+from rljob_trainer.checkpoints.layout import TensorEntry
+from rljob_trainer.checkpoints.local_storage import (
+    TEMPORARY_SUFFIX,
+    durable_file,
+    make_folder,
+    sync_folder,
+    write_all,
+)
+from rljob_trainer.checkpoints.storage import storage_errors
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES, DTYPES, TensorSpec, stream_tensor_file
 from rljob_trainer.models.model_files import INDEX_FILE, SINGLE_FILE
 from rljob_trainer.models.weight_conversion import HubNames, float32_names

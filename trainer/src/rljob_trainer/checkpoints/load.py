@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -28,6 +27,7 @@ from rljob_trainer.checkpoints.layout import (
 )
 from rljob_trainer.checkpoints.merging import Box, overlap_of
 from rljob_trainer.checkpoints.sharding import local_block
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.checkpoints.tensor_file import (
     DTYPE_NAMES,
     DTYPES,
@@ -45,7 +45,7 @@ from rljob_trainer.errors import ConfigurationError
 class Rejected:
     """A checkpoint that was skipped because it is damaged."""
 
-    folder: Path
+    folder: Location
     reason: str
     """A message with the file and the check that failed."""
 
@@ -57,7 +57,7 @@ class Rejected:
 class Found:
     """The newest checkpoint that passed the checks."""
 
-    folder: Path
+    folder: Location
     manifest: Manifest
     digest: str
     """Digest of the manifest."""
@@ -70,7 +70,7 @@ class Found:
         return CheckpointFolder(self.manifest.step, self.manifest.start_number, self.folder)
 
 
-def find_newest_complete(root: Path, start_number: int, digests: bool = True) -> Found | None:
+def find_newest_complete(root: Location, start_number: int, digests: bool = True) -> Found | None:
     """Finds the checkpoint that this start resumes from; None if there is none and the run begins at step 0.
 
     Damaged checkpoints are skipped. With `digests` every byte is verified. Otherwise only manifests and file sizes are
@@ -96,7 +96,7 @@ def find_newest_complete(root: Path, start_number: int, digests: bool = True) ->
     return None
 
 
-def refuse_existing(root: Path) -> None:
+def refuse_existing(root: Location) -> None:
     """Implements `resume: Never`. Raises ConfigurationError if a committed checkpoint exists, intact or damaged."""
     existing = [folder.name for folder in list_checkpoint_folders(root) if is_committed(folder.path)]
     if existing:
@@ -106,7 +106,7 @@ def refuse_existing(root: Path) -> None:
         )
 
 
-def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]:
+def check_checkpoint(folder: Location, digests: bool = True) -> tuple[Manifest, str]:
     """Verifies every byte of a checkpoint (without `digests` only file sizes). Returns the manifest and its digest.
 
     Raises DamagedError, naming the file and the check that failed.
@@ -123,7 +123,7 @@ def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]
 class CheckpointReader:
     """Reads blocks of a checkpoint's tensors. Reads a file's header when its first block is requested."""
 
-    def __init__(self, folder: Path, manifest: Manifest, compares_digests: bool) -> None:
+    def __init__(self, folder: Location, manifest: Manifest, compares_digests: bool) -> None:
         self.folder = folder
         self.manifest = manifest
         self._compares_digests = compares_digests
@@ -203,12 +203,12 @@ def _slices(box: Box, offsets: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(start - offset, end - offset) for (start, end), offset in zip(box, offsets, strict=True))
 
 
-def open_checkpoint(folder: Path) -> CheckpointReader:
+def open_checkpoint(folder: Location) -> CheckpointReader:
     """Opens a reader that verifies the digest of every piece that it reads. Raises DamagedError."""
     return CheckpointReader(folder, read_manifest(folder)[0], compares_digests=True)
 
 
-def open_known_checkpoint(folder: Path) -> CheckpointReader:
+def open_known_checkpoint(folder: Location) -> CheckpointReader:
     """Opens a reader for a checkpoint that this start has written or resumed from. The bytes of such a checkpoint were
     already hashed when they were written, or verified when they were loaded. So only manifest, headers and sizes are
     checked.

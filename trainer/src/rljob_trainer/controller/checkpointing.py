@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
@@ -37,6 +36,7 @@ from rljob_trainer.checkpoints.layout import (
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
@@ -101,7 +101,7 @@ class ResumePoint:
     """Messages about newer checkpoints that were skipped, and why."""
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Location:
         """The folder of the checkpoint."""
         return self.checkpoint.path
 
@@ -111,14 +111,14 @@ class PendingSave:
     """A save in progress: its folder, and the controller's state when the workers' state was copied. If an evaluation
     follows the same step, the copy is made before the evaluation."""
 
-    folder: Path
+    folder: Location
     state: ControllerState
 
 
 class Checkpointing:
     """Saves and loads the checkpoints of one start of the trainer."""
 
-    def __init__(self, spec: CheckpointSpec, root: Path, start_number: int, job_name: str) -> None:
+    def __init__(self, spec: CheckpointSpec, root: Location, start_number: int, job_name: str) -> None:
         self.spec = spec
         self.root = root
         self.start_number = start_number
@@ -126,7 +126,7 @@ class Checkpointing:
         self.last_begun_step: int | None = None
         """The number of completed steps at the latest save that was begun, or in the checkpoint that was loaded."""
         self.pending: PendingSave | None = None
-        self.newest: Path | None = None
+        self.newest: Location | None = None
         """The newest checkpoint that this start has committed or resumed from."""
         self.choices: AutoSettings | None = None
         """The resolved `Auto` settings, which every checkpoint stores. None until they are resolved; this needs the

@@ -12,6 +12,7 @@ from rljob_api.job_file import resolved_job_text
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_trainer.attempt_logs import prune_attempts
 from rljob_trainer.checkpoints.layout import read_manifest
+from rljob_trainer.checkpoints.storage import checkpoint_location
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic
@@ -36,7 +37,8 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
     """Sets up, resumes, trains, saves and exports. Returns the exit code. Raises TrainerError. The caller ends the
     trackers."""
     prune_attempts(settings.run_folder, settings.attempt)
-    checkpointing = Checkpointing(job.spec.checkpoint, settings.checkpoint_folder, settings.start_number, job.name)
+    root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
+    checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name)
     point = checkpointing.find()
     first_step = point.state.step if point else 0
     if point:
