@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import errno
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -23,6 +26,7 @@ from rljob_bucket.errors import BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import S3Config
 
 MIB = 2**20
@@ -40,6 +44,9 @@ RETRY_SECONDS = 180
 MAX_RETRIES = 20
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 15.0
 
+ResultT = TypeVar("ResultT")
+
+_retry_seconds: ContextVar[float | None] = ContextVar("retry_seconds", default=None)
 _STATUS = re.compile(r"\b([45]\d\d) [A-Z][A-Za-z]+")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _CREDENTIAL_CODES = {
@@ -54,6 +61,16 @@ _METADATA_SERVER = "169.254.169.254"
 
 
 @dataclass(frozen=True)
+class FileInfo:
+    """A file in a listing."""
+
+    size: int
+    """In bytes."""
+    mtime_ns: int
+    """When it was written, in ns since 1970."""
+
+
+@dataclass(frozen=True)
 class Entries:
     """What a folder contains directly."""
 
@@ -64,8 +81,7 @@ class Entries:
 
 def read(path: BucketPath) -> bytes:
     """Returns the content of a file. Raises FileNotFoundError, BucketError."""
-    with _errors(path, "reading"):
-        return bytes(obstore.get(_store(path), path.key).bytes())
+    return _request(path, "reading", lambda store: bytes(obstore.get(store, path.key).bytes()))
 
 
 def read_into(path: BucketPath, start: int, buffer: memoryview) -> int:
@@ -81,51 +97,72 @@ def read_into(path: BucketPath, start: int, buffer: memoryview) -> int:
 def _read_part(path: BucketPath, start: int, buffer: memoryview) -> int:
     if not len(buffer):
         return 0
-    with _errors(path, "reading"):
-        try:
-            data = memoryview(obstore.get_range(_store(path), path.key, start=start, end=start + len(buffer)))
-        except BaseError as error:
-            if "416" in _answer(error):
-                return 0
-            raise
-        buffer[: len(data)] = data
-        return len(data)
+    try:
+        data = memoryview(
+            _request(
+                path, "reading", lambda store: obstore.get_range(store, path.key, start=start, end=start + len(buffer))
+            )
+        )
+    except BucketError as error:
+        if error.code.startswith("416"):
+            return 0
+        raise
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def download(path: BucketPath, target: Path) -> None:
+    """Downloads a file of any size. Raises FileNotFoundError, BucketError, and OSError of the local file."""
+    buffer, start = memoryview(bytearray(min(size(path), READ_BYTES))), 0
+    with target.open("wb") as file:
+        while count := _read_part(path, start, buffer):
+            file.write(buffer[:count])
+            start += count
 
 
 def size(path: BucketPath) -> int:
     """Returns the size of a file in bytes. Raises FileNotFoundError, BucketError."""
-    with _errors(path, "reading"):
-        return int(obstore.head(_store(path), path.key)["size"])
+    return info(path).size
+
+
+def info(path: BucketPath) -> FileInfo:
+    """Returns size and time of a file. Raises FileNotFoundError, BucketError."""
+    return _request(path, "reading", lambda store: _info(obstore.head(store, path.key)))
+
+
+def _info(meta: ObjectMeta) -> FileInfo:
+    return FileInfo(int(meta["size"]), int(meta["last_modified"].timestamp()) * 10**9)
 
 
 def entries(folder: BucketPath) -> Entries:
     """Returns the files and folders directly in a folder; empty if it does not exist. Raises BucketError."""
-    with _errors(folder, "listing"):
-        found = obstore.list_with_delimiter(_store(folder), folder.key or None)
+    found = _request(folder, "listing", lambda store: obstore.list_with_delimiter(store, folder.key or None))
     start = len(folder.key) + 1 if folder.key else 0
     files = {each["path"][start:]: int(each["size"]) for each in found["objects"]}
     return Entries(files, [each.rstrip("/")[start:] for each in found["common_prefixes"]])
 
 
-def all_files(folder: BucketPath) -> dict[str, int]:
-    """Returns the sizes of all files in a folder and in its subfolders, by their path in the folder. Raises
-    BucketError."""
+def all_files(folder: BucketPath) -> dict[str, FileInfo]:
+    """Returns all files in a folder and in its subfolders, by their path in the folder. Raises BucketError."""
     start = len(folder.key) + 1 if folder.key else 0
-    with _errors(folder, "listing"):
-        pages = obstore.list(_store(folder), folder.key or None)
-        return {each["path"][start:]: int(each["size"]) for page in pages for each in page}
+    found = _request(folder, "listing", lambda store: obstore.list(store, folder.key or None).collect())
+    return {each["path"][start:]: _info(each) for each in found}
 
 
 def write(path: BucketPath, data: bytes) -> None:
     """Writes a small file, and replaces an earlier one. Raises BucketError."""
-    with _errors(path, "writing"):
-        obstore.put(_store(path), path.key, data, use_multipart=False)
+    _request(path, "writing", lambda store: obstore.put(store, path.key, data, use_multipart=False))
 
 
 @contextmanager
 def writer(path: BucketPath, num_bytes: int) -> Iterator[Callable[[bytes | memoryview], None]]:
-    """Yields a function that writes the next part of a file of about `num_bytes` bytes. The file appears at the end of
-    the block, and replaces an earlier one; after an error in the block it does not. Raises BucketError."""
+    """Yields a function that writes the next part of a file of `num_bytes` bytes. The file appears at the end of the
+    block, and replaces an earlier one; after an error in the block it does not. Raises BucketError."""
+    if num_bytes <= PART_BYTES:
+        parts: list[bytes] = []
+        yield lambda data: parts.append(bytes(data))
+        write(path, b"".join(parts))
+        return
     part_bytes = max(PART_BYTES, -(-num_bytes // MAX_PARTS))
     with _errors(path, "writing"):
         file = obstore.open_writer(_store(path), path.key, buffer_size=part_bytes, max_concurrency=UPLOADS_AT_ONCE)
@@ -142,8 +179,20 @@ def writer(path: BucketPath, num_bytes: int) -> Iterator[Callable[[bytes | memor
         with suppress(BaseError, OSError):
             file.__exit__(type(error), error, error.__traceback__)
         raise
-    with _errors(path, "writing"):
-        file.close()
+    try:
+        with _errors(path, "writing"):
+            file.close()
+    except BucketError:
+        # If the answer to the last request was lost, the file is complete nevertheless.
+        if not _has_size(path, num_bytes):
+            raise
+
+
+def _has_size(path: BucketPath, num_bytes: int) -> bool:
+    try:
+        return size(path) == num_bytes
+    except (FileNotFoundError, BucketError):
+        return False
 
 
 def create(path: BucketPath, data: bytes) -> None:
@@ -176,8 +225,18 @@ def remove(paths: Sequence[BucketPath]) -> None:
 
 
 def _remove(path: BucketPath) -> None:
-    with suppress(FileNotFoundError), _errors(path, "removing"):
-        obstore.delete(_store(path), path.key)
+    with suppress(FileNotFoundError):
+        _request(path, "removing", lambda store: obstore.delete(store, path.key))
+
+
+@contextmanager
+def retries(seconds: float) -> Iterator[None]:
+    """Within the context, requests of this thread are repeated for at most `seconds` (at most RETRY_SECONDS)."""
+    token = _retry_seconds.set(min(seconds, RETRY_SECONDS))
+    try:
+        yield
+    finally:
+        _retry_seconds.reset(token)
 
 
 def forget_stores() -> None:
@@ -185,12 +244,30 @@ def forget_stores() -> None:
     _opened.cache_clear()
 
 
+def _request(path: BucketPath, doing: str, send: Callable[[S3Store], ResultT]) -> ResultT:
+    """Sends a request that may be repeated. The library repeats requests, too, but not if the connection breaks in the
+    middle of an answer (obstore 0.12.1; `test_checkpoint_crashes_bucket` shows it)."""
+    started = time.monotonic()
+    while True:
+        try:
+            with _errors(path, doing):
+                return send(_store(path))
+        except BucketError as error:
+            if error.fault is not BucketFault.UNREACHABLE or time.monotonic() - started > _seconds() / 2:
+                raise
+            time.sleep(FIRST_BACKOFF_SECONDS)
+
+
+def _seconds() -> float:
+    return _retry_seconds.get() or RETRY_SECONDS
+
+
 def _store(path: BucketPath) -> S3Store:
-    return _opened(path.bucket, path.endpoint, path.region)
+    return _opened(path.bucket, path.endpoint, path.region, _seconds())
 
 
 @cache
-def _opened(bucket: str, endpoint: str | None, region: str | None) -> S3Store:
+def _opened(bucket: str, endpoint: str | None, region: str | None, retry_seconds: float) -> S3Store:
     # Several stores do not have the request that deletes several objects.
     config: S3Config = {"disable_bulk_delete": True}
     if endpoint is not None:
@@ -207,7 +284,7 @@ def _opened(bucket: str, endpoint: str | None, region: str | None) -> S3Store:
         },
         retry_config={
             "max_retries": MAX_RETRIES,
-            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            "retry_timeout": timedelta(seconds=retry_seconds),
             "backoff": {
                 "init_backoff": timedelta(seconds=FIRST_BACKOFF_SECONDS),
                 "max_backoff": timedelta(seconds=MAX_BACKOFF_SECONDS),

@@ -12,6 +12,7 @@ class BucketFault(StrEnum):
     CREDENTIALS = "the credentials are missing or wrong"
     PERMISSION = "access is denied"
     UNREACHABLE = "the store does not respond"
+    NO_CONDITIONAL_WRITES = "the store has replaced the file, so it lacks conditional writes (If-None-Match)"
     OTHER = "the store answers with an error"
 
 
@@ -23,6 +24,7 @@ _ADVICE = {
     ),
     BucketFault.PERMISSION: "allow these credentials to list, read, write and delete objects of the bucket",
     BucketFault.UNREACHABLE: "check the endpoint and the network",
+    BucketFault.NO_CONDITIONAL_WRITES: "use a store or a version that has them (see docs/storage.md)",
     BucketFault.OTHER: "check the endpoint, the region and the store",
 }
 

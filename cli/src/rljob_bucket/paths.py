@@ -46,3 +46,11 @@ class BucketPath:
 def job_folder(storage: S3Storage, job_name: str) -> BucketPath:
     """Returns the folder of a job in its bucket."""
     return BucketPath(storage.bucket, storage.prefix or job_name, storage.endpoint, storage.region)
+
+
+def parsed_uri(uri: str) -> BucketPath | None:
+    """Returns the path of a URI such as `s3://bucket/team/run-1`; None if it is not valid. Endpoint and region are
+    those of the environment."""
+    scheme, _, rest = uri.partition("://")
+    bucket, _, key = rest.strip("/").partition("/")
+    return BucketPath(bucket, key) if scheme == S3 and bucket and key else None

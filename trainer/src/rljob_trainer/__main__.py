@@ -19,6 +19,7 @@ from rljob_trainer.attempt_logs import attempt_folder, keep_tail
 from rljob_trainer.checkpoints.errors import FencedError, StorageUnavailableError
 from rljob_trainer.checkpoints.fencing import newest_of_job
 from rljob_trainer.checkpoints.storage import checkpoint_location
+from rljob_trainer.controller.bucket_run_folder import BucketRunFolder
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.early_checks import refuse_missing
@@ -39,13 +40,15 @@ def main() -> int:
     stop = StopRequest()
     stop.install()
     trackers = Trackers()
-    code = run_to_end(stop, trackers)
+    bucket_copy = BucketRunFolder()
+    code = run_to_end(stop, trackers, bucket_copy)
+    bucket_copy.end()
     # Last, because a tracker may be slow: the run state and the checkpoint are complete by now.
     trackers.end(code, lambda: stop.is_requested)
     return code
 
 
-def run_to_end(stop: StopRequest, trackers: Trackers) -> int:
+def run_to_end(stop: StopRequest, trackers: Trackers, bucket_copy: BucketRunFolder) -> int:
     """Runs the job and reports its end. Returns the exit code; raises nothing."""
     reporter: RunReporter | None = None
     settings: Settings | None = None
@@ -57,6 +60,7 @@ def run_to_end(stop: StopRequest, trackers: Trackers) -> int:
         # The run state is written before two things that take long: the storage of checkpoints may hang, and loading
         # torch takes seconds.
         reporter = reporter_of(job, settings)
+        bucket_copy.prepare(job, settings)
         report_resume(reporter, job, settings)
         # All pods of a job on a cluster have the same image.
         runs_workers_here = settings.is_ray_job or not settings.ray_address
@@ -69,7 +73,7 @@ def run_to_end(stop: StopRequest, trackers: Trackers) -> int:
             refuse_hiding_modules(error)
             raise
 
-        return run_job(job, settings, reporter, stop, trackers)
+        return run_job(job, settings, reporter, stop, trackers, bucket_copy)
     except KeyboardInterrupt:
         return report_immediate_stop(reporter, stop)
     except (TrainerError, ContractError) as error:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from rljob_api.constants import (
     ENV_RUN_STATE_FILE,
     ENV_SHIPPED_CODE,
     ENV_SPEC,
+    ENV_START_NUMBER,
     ExitCode,
 )
 from rljob_api.contract_documents import TrainerJob, dump_job
@@ -141,12 +143,14 @@ def _check_module_names(folder: Path) -> None:
 
 def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
     if options.ray_address is None:
-        return plan_for_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+        return plan_for_machine(
+            job, find_devices(visible_cuda_devices()), options.num_workers, uses_bucket=options.uses_bucket
+        )
     if not options.ray_address.strip():
         raise CliError("--ray: the address is empty; use HOST:PORT or auto, or remove --ray to run on this machine")
     if options.num_workers is not None:
         raise CliError("--workers: a Ray cluster uses the pools of the file; remove --workers or --ray")
-    return plan_for_ray_cluster(job)
+    return plan_for_ray_cluster(job, uses_bucket=options.uses_bucket)
 
 
 def trainer_module_command(module: str) -> tuple[str, ...]:
@@ -190,6 +194,9 @@ def trainer_environment(
         ENV_ATTEMPT: str(attempt),
         "PYTHONPATH": os.pathsep.join([*code, *([inherited_path] if inherited_path else [])]),
     }
+    if options.uses_bucket:
+        # As the operator's: larger than the numbers of all earlier starts on the bucket, also those of other machines.
+        environment[ENV_START_NUMBER] = str(int(time.time()))
     if plan.devices is not None:
         environment[ENV_DEVICE] = plan.devices.type.value
     if options.ray_address is not None:

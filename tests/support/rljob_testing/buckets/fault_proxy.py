@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from io import BufferedReader
 
-SLOW_SECONDS = 0.1
+SLOW_SECONDS = 0.02
 
 
 class Fault(StrEnum):

@@ -35,7 +35,7 @@ from rljob_trainer.checkpoints.layout import (
     seal,
     status_of,
 )
-from rljob_trainer.checkpoints.storage import Location, storage_errors, stored
+from rljob_trainer.checkpoints.storage import Location, storage_errors, stored, write_file
 
 _FILE_PATTERN = re.compile(r"(\d{4,10})\.json")
 
@@ -93,8 +93,8 @@ def accept_up_to(root: Location, start_number: int, resumed_from: CheckpointFold
     if accepted == record.accepted:
         return
     content = seal(record.model_copy(update={"accepted": accepted}))[0]
-    with storage_errors(root, "recording the resumed checkpoint"), stored(path).writer(len(content)) as write:
-        write(content)
+    with storage_errors(root, "recording the resumed checkpoint"):
+        write_file(path, content)
 
 
 def name_of_resumed(root: Location, start_number: int) -> str | None:
@@ -108,12 +108,17 @@ def name_of_resumed(root: Location, start_number: int) -> str | None:
 
 def refuse_if_fenced(root: Location, start_number: int) -> None:
     """Raises FencedError if a later start exists."""
-    newest = max((number for number, _ in _starts(root)), default=0)
+    newest = newest_start(root)
     if newest > start_number:
         raise FencedError(
             f"{root}: a newer start of the trainer exists (start {newest}), so this one (start {start_number}) may no "
             "longer change the checkpoints; stop it"
         )
+
+
+def newest_start(root: Location) -> int:
+    """Returns the number of the newest start that was announced; 0 if there is none."""
+    return max((number for number, _ in _starts(root)), default=0)
 
 
 def visible_checkpoints(root: Location, start_number: int) -> list[CheckpointFolder]:

@@ -87,6 +87,12 @@ def exists(location: Location) -> bool:
     return True
 
 
+def write_file(location: Location, data: bytes) -> None:
+    """Writes a small file, and replaces an earlier one."""
+    with stored(location).writer(len(data)) as write:
+        write(data)
+
+
 @contextmanager
 def storage_errors(location: Location, doing: str, num_bytes: int = 0) -> Iterator[None]:
     """Converts an OSError of the block into a CheckpointError with the location, and the bytes needed and free."""

@@ -11,8 +11,10 @@ start (controller), load the tensors (all workers; each verifies what it reads),
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
@@ -28,6 +30,7 @@ from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
 from rljob_trainer.checkpoints.layout import (
     CheckpointFolder,
     Manifest,
+    ShardRecord,
     is_committed,
     list_checkpoint_folders,
     status_of,
@@ -126,8 +129,12 @@ class Checkpointing:
         self.last_begun_step: int | None = None
         """The number of completed steps at the latest save that was begun, or in the checkpoint that was loaded."""
         self.pending: PendingSave | None = None
+        self._committing: Future[CheckpointStatus] | None = None
+        """The commit of the save in progress, once it has begun."""
         self.newest: Location | None = None
         """The newest checkpoint that this start has committed or resumed from."""
+        self.before_commit: Callable[[], None] = lambda: None
+        """Called before each commit. Raises nothing."""
         self.choices: AutoSettings | None = None
         """The resolved `Auto` settings, which every checkpoint stores. None until they are resolved; this needs the
         checkpoint to resume from."""
@@ -215,20 +222,53 @@ class Checkpointing:
         """Commits the save in progress after all workers have written their shards, and removes old checkpoints.
 
         `is_evaluated`: whether an evaluation that is due after the save's step was done. Returns None if no save is in
-        progress, or if it is not written yet and `wait` is False. Raises CheckpointError; existing checkpoints stay
-        unchanged."""
-        if self.pending is None or not (wait or all(all(group.is_checkpoint_written()) for group in groups)):
+        progress, or if it is not written and committed yet and `wait` is False. Raises CheckpointError; existing
+        checkpoints stay unchanged."""
+        if self.pending is None:
             return None
-        pending, self.pending = self.pending, None
+        if self._committing is None:
+            if not (wait or all(all(group.is_checkpoint_written()) for group in groups)):
+                return None
+            self._committing = self._begin_commit(self.pending, groups, is_evaluated)
+        if not (wait or self._committing.done()):
+            return None
+        pending, committing, self.pending, self._committing = self.pending, self._committing, None, None
+        committed = committing.result()
+        self.newest = pending.folder
+        return committed
+
+    def _begin_commit(
+        self, pending: PendingSave, groups: Sequence[TrainedGroup], is_evaluated: bool
+    ) -> Future[CheckpointStatus]:
+        """Commits: in a folder before this returns, in a bucket in a thread, because it takes some ten requests."""
         try:
             records = [record for group in groups for record in group.finish_checkpoint()]
-            state = pending.state.model_copy(update={"is_evaluated": is_evaluated})
-            extra = state.model_dump(mode="json", by_alias=True)
+        except CheckpointError:
+            self.pending = None
+            discard_save(pending.folder)
+            raise
+        if isinstance(self.root, Path):
+            committing = Future[CheckpointStatus]()
+            try:
+                committing.set_result(self._commit(pending, records, is_evaluated))
+            except Exception as error:
+                committing.set_exception(error)
+            return committing
+        pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
+        try:
+            return pool.submit(self._commit, pending, records, is_evaluated)
+        finally:
+            pool.shutdown(wait=False)
+
+    def _commit(self, pending: PendingSave, records: Sequence[ShardRecord], is_evaluated: bool) -> CheckpointStatus:
+        state = pending.state.model_copy(update={"is_evaluated": is_evaluated})
+        extra = state.model_dump(mode="json", by_alias=True)
+        try:
+            self.before_commit()
             committed = commit(self.root, pending.folder, pending.state.step, self.start_number, records, extra)
         except CheckpointError:
             discard_save(pending.folder)
             raise
-        self.newest = pending.folder
         prune(self.root, self.start_number, self.spec.keep)
         return committed
 

@@ -18,6 +18,7 @@ from rljob_api.v1alpha1.training import Profile
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
@@ -196,7 +197,7 @@ class Controller:
             self.finished_groups.save(self.checkpointing.newest_name, step)
         return step
 
-    def export(self, folder: Path) -> Path | None:
+    def export(self, folder: Location) -> Location | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
         into the base weights. Returns the folder, or None if `exportHuggingFace` is `Never`."""
         checkpoint = self.job.spec.checkpoint

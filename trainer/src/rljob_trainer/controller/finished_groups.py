@@ -27,7 +27,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.errors import DamagedError, StorageUnavailableError
 from rljob_trainer.checkpoints.layout import read_sealed, seal
-from rljob_trainer.checkpoints.storage import Location, exists, storage_errors, stored
+from rljob_trainer.checkpoints.storage import Location, exists, storage_errors, stored, write_file
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.datasets.prompts import PromptRow
@@ -163,10 +163,8 @@ class FinishedGroups:
                 groups=tuple(map(_saved_group, self._step)),
             )
             with storage_errors(self.path.parent, "saving finished groups"):
-                content = seal(saved)[0]
                 stored(self.path.parent).make_folder()
-                with stored(self.path).writer(len(content)) as write:
-                    write(content)
+                write_file(self.path, seal(saved)[0])
                 self._may_have_file = True
         except TrainerError as error:
             log.warning("could not save the %d finished groups of step %d: %s", len(self._step), step + 1, error)
