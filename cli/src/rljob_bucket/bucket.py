@@ -56,8 +56,8 @@ _CREDENTIAL_CODES = {
     "SignatureDoesNotMatch",
     "XAdminUserNotFound",
 }
-_METADATA_SERVER = "169.254.169.254"
-"""The library asks it for credentials if it has found no others."""
+_METADATA_SERVER = re.compile(r"/latest/(api/token|meta-data)")
+"""Path of the server of clouds that the library asks for credentials if it has found no others."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def _answer(error: Exception) -> str:
 
 def _fault(error: Exception) -> BucketFault:
     answer = _answer(error)
-    if any(code in answer for code in _CREDENTIAL_CODES) or _METADATA_SERVER in str(error):
+    if any(code in answer for code in _CREDENTIAL_CODES) or _METADATA_SERVER.search(str(error)):
         return BucketFault.CREDENTIALS
     if "NoSuchBucket" in answer:
         return BucketFault.NO_BUCKET

@@ -28,6 +28,7 @@ class Fault(StrEnum):
     LOST_ANSWER = "forwarded, connection closed without an answer"
     FALSE_ANSWER = "forwarded, 503 instead of the answer"
     CUT_ANSWER = "forwarded, connection closed in the middle of the answer"
+    IGNORED_CONDITION = "forwarded, answered with 200 although the file exists"
     SLOW_ANSWER = "forwarded, answered late"
 
 
@@ -136,6 +137,8 @@ class FaultProxy:
             return False
         elif fault is Fault.FALSE_ANSWER:
             return _send_fault(client, Fault.SLOW_DOWN)
+        elif fault is Fault.IGNORED_CONDITION and answer.startswith(b"HTTP/1.1 412"):
+            answer = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\n\r\n'
         elif fault is Fault.SLOW_ANSWER:
             time.sleep(SLOW_SECONDS)
         client.sendall(answer)

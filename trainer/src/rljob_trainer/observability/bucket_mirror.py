@@ -62,6 +62,10 @@ class BucketMirror:
         """Uploads every file that has changed, and returns afterwards."""
         self._pass(is_paced=False)
 
+    def upload_due(self) -> None:
+        """Uploads the files that have changed and were not uploaded recently, as the thread does."""
+        self._pass(is_paced=True)
+
     def close(self) -> None:
         """Ends the thread and uploads what has changed, if `start` was called."""
         if not self._thread.ident:
@@ -73,7 +77,7 @@ class BucketMirror:
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_SECONDS):
-            self._pass(is_paced=True)
+            self.upload_due()
 
     def _pass(self, *, is_paced: bool) -> None:
         with self._lock:
