@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,14 +91,13 @@ def test_a_file_that_grows_costs_a_bounded_number_of_bytes(
     clock = Clock()
     mirror = BucketMirror(tmp_path, target, lambda: True, clock)
     size = 2 * BYTES_PER_SECOND
-    with (tmp_path / "samples.jsonl").open("wb") as file:
-        file.truncate(size)
+    (tmp_path / "samples.jsonl").touch()
+    os.truncate(tmp_path / "samples.jsonl", size)
     mirror.upload_due()
     assert puts(proxy) == ["samples.jsonl"]
     for seconds, expected in ((1.9, []), (0.2, ["samples.jsonl"])):
         size += 1
-        with (tmp_path / "samples.jsonl").open("r+b") as file:
-            file.truncate(size)
+        os.truncate(tmp_path / "samples.jsonl", size)
         clock.now += seconds
         mirror.upload_due()
         assert puts(proxy) == expected

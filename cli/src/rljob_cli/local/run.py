@@ -38,6 +38,7 @@ from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.pod_environment import OWNED_ENV_PREFIXES, EnvSource
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_bucket.paths import job_folder
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ray_cluster
@@ -89,6 +90,8 @@ def run(options: RunOptions, console: Console) -> int:
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
     with folder.locked() as lock:
         folder.check_resume(options.command(resume=not options.resume), resume=options.resume)
+        if not options.uses_bucket and (bucket := folder.bucket()) is not None:
+            raise CliError(f"{folder.path}: the checkpoints of this run are in {bucket}; add --bucket")
         attempt = folder.num_attempts() + 1
         environment = trainer_environment(options, job, plan, folder, attempt)
         show_plan(plan, folder, console)
@@ -101,7 +104,9 @@ def run(options: RunOptions, console: Console) -> int:
 
         def record_start() -> None:
             folder.write_job(job.model_copy(update={"spec": plan.spec}))
-            folder.record(attempt, started=time_text(datetime.now(UTC)))
+            s3 = None if plan.spec.checkpoint.storage is None else plan.spec.checkpoint.storage.s3
+            facts = {} if s3 is None else {"bucket": str(job_folder(s3, job.metadata.name))}
+            folder.record(attempt, started=time_text(datetime.now(UTC)), **facts)
 
         code = process.run(keep_open=(lock,), on_start=record_start)
         state = folder.run_state_of(attempt)
