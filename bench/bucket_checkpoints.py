@@ -10,6 +10,7 @@ every digest, and reads ranges in parallel.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -75,12 +76,14 @@ def save_library(store: S3Store, tensors: Tensors) -> None:
             file.write(tensor.numpy().data.cast("B"))
 
 
-def load_library(store: S3Store, tensors: Tensors) -> None:
+def load_library(store: S3Store, tensors: Tensors, with_digests: bool) -> None:
     """Reads the file into the tensors, one request per tensor."""
     start = 0
     for tensor in tensors.values():
         data = obstore.get_range(store, "plain", start=start, end=start + tensor.nbytes)
         tensor.numpy().data.cast("B")[:] = memoryview(data)
+        if with_digests:
+            hashlib.sha256(memoryview(data)).digest()
         start += tensor.nbytes
 
 
@@ -105,10 +108,11 @@ def measure(server: S3Server, num_bytes: int, num_rounds: int, report: Report) -
     report.add(of_timings(f"Save {size}", timings, LIBRARY, [bar]))
     save_ours(root, tensors)
     loads: dict[str, Turn] = {
-        LIBRARY: partial(timed_calls, partial(load_library, store, loaded), 1),
+        LIBRARY: partial(timed_calls, partial(load_library, store, loaded, False), 1),
+        f"{LIBRARY}, with digests": partial(timed_calls, partial(load_library, store, loaded, True), 1),
         OURS: partial(timed_calls, partial(load_ours, root, loaded), 1),
     }
-    for load in (partial(load_library, store, loaded), partial(load_ours, root, loaded)):
+    for load in (partial(load_library, store, loaded, False), partial(load_ours, root, loaded)):
         for tensor in loaded.values():
             tensor.zero_()
         load()

@@ -17,6 +17,7 @@ from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request, fault_
 from rljob_testing.buckets.s3_server import S3Server, s3_server
 from rljob_testing.training import small_checkpoints
 from rljob_testing.training.small_checkpoints import CHOICES, LocalActor, parts_at, save_step
+from rljob_trainer.checkpoints import load
 from rljob_trainer.checkpoints.errors import CheckpointError, FencedError, StorageUnavailableError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start, newest_of_job, visible_checkpoints
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
@@ -187,6 +188,20 @@ def test_any_number_of_ranks_reads_only_its_ranges(proxy: FaultProxy, root: Buck
     open_checkpoint(found.folder).read_into("weight", (0, 0), rows)
     assert torch.equal(rows, small_checkpoints.values_of(10)[:2])
     assert not [request for request in proxy.requests if request.target.endswith("rank-00001.safetensors")]
+
+
+def test_small_and_large_tensors_are_loaded(root: BucketPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "MAX_BYTES_IN_PARALLEL", 40)
+    announce_start(root, 1)
+    folder = begin_save(root, 10, 1)
+    saved = {f"layer.{number}": torch.arange(number, dtype=torch.float32) for number in range(20)}
+    record = save_shard(folder, 0, [ShardedTensor(name, each, (len(each),), (0,)) for name, each in saved.items()])
+    commit(root, folder, 10, 1, [record], {})
+    loaded = {name: torch.full_like(each, -1) for name, each in saved.items()}
+    load.load_into(loaded.items(), open_checkpoint(folder))
+    assert all(torch.equal(loaded[name], each) for name, each in saved.items())
+    with pytest.raises(CheckpointError, match="layer.3 was saved with shape"):
+        load.load_into([("layer.2", torch.empty(2)), ("layer.3", torch.empty(4))], open_checkpoint(folder))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:

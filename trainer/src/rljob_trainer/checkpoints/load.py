@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -39,6 +41,9 @@ from rljob_trainer.checkpoints.tensor_file import (
     read_range,
 )
 from rljob_trainer.errors import ConfigurationError
+
+READS_AT_ONCE, MAX_BYTES_IN_PARALLEL = 8, 32 * 1024 * 1024
+"""How many tensors are read from a bucket at the same time, and the size of their pieces: together at most 256 MiB."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,12 @@ class CheckpointReader:
             )
         return self._entries[name]
 
+    def max_piece_bytes(self, name: str) -> int:
+        """Returns the size of the largest piece of a tensor, which `read_into` keeps in memory. Raises
+        CheckpointError."""
+        entry = self.entry(name)
+        return max((math.prod(piece.shape) * DTYPES[entry.dtype].itemsize for piece in entry.pieces), default=0)
+
     def read(self, name: str) -> torch.Tensor:
         """Returns the whole tensor, on the CPU, with the dtype with which it was saved."""
         entry = self.entry(name)
@@ -225,13 +236,33 @@ def load_into(named: Iterable[tuple[str, torch.Tensor | DTensor]], reader: Check
     another shape or dtype, DamagedError if bytes have changed. Some tensors may be filled then; loading another
     checkpoint overwrites them.
     """
-    for name, tensor in named:
-        block = local_block(name, tensor)
-        saved = reader.entry(name).global_shape
-        if saved != block.global_shape:
-            raise CheckpointError(
-                f"{reader.folder}: tensor {name} was saved with shape {list(saved)}, but the model needs "
-                f"{list(block.global_shape)}; the checkpoint belongs to another model"
-            )
-        if block.local.numel():
-            reader.read_into(name, block.offsets, block.local)
+    if isinstance(reader.folder, Path):
+        for name, tensor in named:
+            _load_one(name, tensor, reader)
+        return
+    # A request to a bucket takes long, so small tensors are read several at a time. Large ones are read alone, to bound
+    # the memory; their requests are parallel, too.
+    large = []
+    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="checkpoint-read") as pool:
+        waiting = []
+        for name, tensor in named:
+            if reader.max_piece_bytes(name) > MAX_BYTES_IN_PARALLEL:
+                large.append((name, tensor))
+            else:
+                waiting.append(pool.submit(_load_one, name, tensor, reader))
+        for each in waiting:
+            each.result()
+    for name, tensor in large:
+        _load_one(name, tensor, reader)
+
+
+def _load_one(name: str, tensor: torch.Tensor | DTensor, reader: CheckpointReader) -> None:
+    block = local_block(name, tensor)
+    saved = reader.entry(name).global_shape
+    if saved != block.global_shape:
+        raise CheckpointError(
+            f"{reader.folder}: tensor {name} was saved with shape {list(saved)}, but the model needs "
+            f"{list(block.global_shape)}; the checkpoint belongs to another model"
+        )
+    if block.local.numel():
+        reader.read_into(name, block.offsets, block.local)

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from rljob_api.v1alpha1.checkpoint import CheckpointStorage
 from rljob_bucket.paths import BucketPath, job_folder
-from rljob_trainer.checkpoints.bucket_storage import BucketFile
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.local_storage import LocalFile
 
@@ -75,7 +74,12 @@ def checkpoint_location(storage: CheckpointStorage | None, job_name: str, local_
 
 def stored(location: Location) -> Stored:
     """Returns the operations on a location."""
-    return LocalFile(location) if isinstance(location, Path) else BucketFile(location)
+    if isinstance(location, Path):
+        return LocalFile(location)
+    # Only here, so that folders work without the library for buckets (docs/gpu.md).
+    from rljob_trainer.checkpoints.bucket_storage import BucketFile
+
+    return BucketFile(location)
 
 
 def exists(location: Location) -> bool:
