@@ -17,9 +17,9 @@ from rljob_testing.buckets.clients import quick_client
 from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, fault_proxy
 from rljob_testing.buckets.s3_server import BUCKET, SECRET_KEY, S3Server, s3_server
 from rljob_testing.jobs.valid_job import valid_job
+from rljob_trainer.checkpoints.bucket_run_folder import BucketRunFolder
 from rljob_trainer.checkpoints.fencing import announce_start
 from rljob_trainer.checkpoints.storage import CHECKPOINTS
-from rljob_trainer.controller.bucket_run_folder import BucketRunFolder
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.observability.bucket_mirror import BYTES_PER_SECOND, BucketMirror
 from rljob_trainer.settings import Settings, read_settings

@@ -200,7 +200,7 @@ def test_small_and_large_tensors_are_loaded(root: BucketPath, monkeypatch: pytes
     loaded = {name: torch.full_like(each, -1) for name, each in saved.items()}
     load.load_into(loaded.items(), open_checkpoint(folder))
     assert all(torch.equal(loaded[name], each) for name, each in saved.items())
-    with pytest.raises(CheckpointError, match="layer.3 was saved with shape"):
+    with pytest.raises(CheckpointError, match=r"layer\.3 was saved with shape"):
         load.load_into([("layer.2", torch.empty(2)), ("layer.3", torch.empty(4))], open_checkpoint(folder))
 
 

@@ -16,10 +16,10 @@ from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.rules import violations
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
+from rljob_trainer.checkpoints.bucket_run_folder import BucketRunFolder
 from rljob_trainer.checkpoints.errors import FencedError, StorageUnavailableError
 from rljob_trainer.checkpoints.fencing import newest_of_job
 from rljob_trainer.checkpoints.storage import checkpoint_location
-from rljob_trainer.controller.bucket_run_folder import BucketRunFolder
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.early_checks import refuse_missing

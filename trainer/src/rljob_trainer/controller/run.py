@@ -11,9 +11,9 @@ from rljob_api.contract_documents import TrainerJob
 from rljob_api.job_file import resolved_job_text
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_trainer.attempt_logs import prune_attempts
+from rljob_trainer.checkpoints.bucket_run_folder import RUN, BucketRunFolder
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.storage import Location, checkpoint_location, job_location
-from rljob_trainer.controller.bucket_run_folder import RUN, BucketRunFolder
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic
@@ -47,9 +47,7 @@ def run_job(
     """Sets up, resumes, trains, saves and exports. Returns the exit code. Raises TrainerError. The caller ends the
     trackers."""
     prune_attempts(settings.run_folder, settings.attempt)
-    root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
-    checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name)
-    checkpointing.before_commit = bucket_copy.copy_now
+    checkpointing = checkpointing_of(job, settings, bucket_copy)
     point = checkpointing.find()
     bucket_copy.begin(settings)
     first_step = point.state.step if point else 0
@@ -98,6 +96,14 @@ def run_job(
         if output.summary():
             log.info("%s", output.summary())
     return ExitCode.SUCCESS
+
+
+def checkpointing_of(job: TrainerJob, settings: Settings, bucket_copy: BucketRunFolder) -> Checkpointing:
+    """Returns what saves and loads the checkpoints of this start."""
+    root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
+    checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name)
+    checkpointing.before_commit = bucket_copy.copy_now
+    return checkpointing
 
 
 def export_location(job: TrainerJob, settings: Settings) -> Location:
