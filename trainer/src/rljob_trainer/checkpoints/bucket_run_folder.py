@@ -47,8 +47,14 @@ class BucketRunFolder:
         self._root = folder / CHECKPOINTS
         newest = newest_start(self._root)
         if newest > 0 and newest != _start_of(settings.run_folder):
-            with unavailable_errors():
-                num_files = download(folder / RUN, settings.run_folder, lambda name: name in _OF_THIS_MACHINE)
+            try:
+                with unavailable_errors():
+                    num_files = download(folder / RUN, settings.run_folder, lambda name: name in _OF_THIS_MACHINE)
+            except OSError as error:
+                raise ResourceError(
+                    f"{settings.run_folder}: the files of earlier attempts cannot be written ({error.strerror}); free"
+                    " disk space"
+                ) from error
             log.info("run folder: %d files of earlier attempts were downloaded from %s", num_files, folder / RUN)
         root, start_number = self._root, settings.start_number
 
