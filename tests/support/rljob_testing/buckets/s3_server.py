@@ -51,7 +51,8 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     (folder / BUCKET).mkdir(parents=True)
     server = S3Server(free_port(), folder)
     variables = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
-    command = [ensure_program("versitygw"), "--port", f"127.0.0.1:{server.port}", "--quiet", "posix", folder]
+    program = str(ensure_program("versitygw"))
+    command = [program, "--port", f"127.0.0.1:{server.port}", "--quiet", "posix", str(folder)]
     process = subprocess.Popen(
         command, env=inherited_environment() | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

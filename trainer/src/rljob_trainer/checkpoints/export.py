@@ -42,7 +42,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class SavedWeights(Protocol):
     """The source of an export's tensors: a `CheckpointReader`, or `adapter_export.MergedWeights`."""
 
-    folder: Location
+    @property
+    def folder(self) -> Location:
+        """Where the tensors are, for messages."""
 
     @property
     def names(self) -> tuple[str, ...]:
