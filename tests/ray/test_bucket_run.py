@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 NUM_STEPS = 6
 
 
-def job(folder: Path, server: S3Server) -> training_runs.Document:
-    """Two workers, and a checkpoint after each step."""
+def job(folder: Path, server: S3Server | None) -> training_runs.Document:
+    """Two workers, and a checkpoint after each step; without a server in the run folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    s3: training_runs.Document = {"bucket": BUCKET, "prefix": "team/small", "endpoint": server.endpoint}
-    return training_runs.small_job(
-        num_workers=2, checkpoint={"everySteps": 1, "keep": 2, "storage": {"s3": s3}}, steps=NUM_STEPS
-    )
+    checkpoint: training_runs.Document = {"everySteps": 1, "keep": 2}
+    if server is not None:
+        checkpoint["storage"] = {"s3": {"bucket": BUCKET, "prefix": "team/small", "endpoint": server.endpoint}}
+    return training_runs.small_job(num_workers=2, checkpoint=checkpoint, steps=NUM_STEPS)
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture(scope="module")
 def runs(server: S3Server, cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
-    local = job(folder / "whole", server)
-    spec = local["spec"]
-    assert isinstance(spec, dict)
-    whole = training_runs.RunTrainer(folder / "whole")({**local, "spec": {**spec, "checkpoint": {}}}, cluster)
+    whole = training_runs.RunTrainer(folder / "whole")(job(folder / "whole", None), cluster)
     killed = training_runs.LocalRun(folder / "killed", job(folder / "killed", server), "--bucket", **CREDENTIALS)
     killed.wait_for(lambda: any("step-00000002" in key and "manifest" in key for key in server.keys("team/small")))
     for process in killed.processes_of_run():

@@ -158,7 +158,7 @@ def fresh_case(server: S3Server) -> str:
 
 
 def run_sweep(folder: Path, indexes: tuple[int, ...]) -> list[CrashResult]:
-    [[results]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(sweep, folder, indexes), 1)], ())
+    [[results]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(sweep, folder, indexes), 1)])
     assert isinstance(results, list)
     for result in results:
         assert result.was_killed, result
