@@ -58,10 +58,10 @@ test-long: export OMP_NUM_THREADS := 1
 test-long: $(INSTALLED) programs ## Run the long tests: whole runs, outages, kills, restarts (same variables)
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
-# Builds etcd, kube-apiserver and Helm from Go modules; minutes the first time. KUBEBUILDER_ASSETS names a folder that has
-# etcd and kube-apiserver already.
+# Builds etcd, kube-apiserver, Helm and an S3 server (versitygw) from Go modules; minutes the first time.
+# KUBEBUILDER_ASSETS names a folder that has etcd and kube-apiserver already.
 programs: $(INSTALLED)
-	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.cluster.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm
+	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.cluster.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm versitygw
 
 browser: # Chromium, for the tests of a run's page
 	@tools/install_browser.sh

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
+from rljob_proof.curves import EVAL_GREEDY, EVAL_SAMPLED, Scores, draw, last, mean, new_figure, save, scores
 from rljob_proof.runs import REPOSITORY, example_job, runs_in
 from rljob_testing.training import training_runs
-from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED, TEACHER_KL
+from rljob_trainer.observability.metrics import TEACHER_KL
 
 EXAMPLE = "quickstart.yaml"
 TEACHER_SEED, TEACHER_STEPS = 100, 80

@@ -41,6 +41,10 @@ _IMAGE = (
     rf"^(([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?{_IMAGE_PATH}(/{_IMAGE_PATH})*"
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@[a-z0-9]+([.+_-][a-z0-9]+)*:[0-9a-fA-F]{32,})?$"
 )
+_BUCKET_NAME = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+_BUCKET_KEY = r"^[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*$"
+_ENDPOINT = r"^https?://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/?$"
+_REGION = r"^[a-z0-9-]+$"
 URL_WITHOUT_USER = r"^[^@]+$"
 """URLs and paths without `@`, so without user and password."""
 PATTERN_MESSAGES = {
@@ -95,6 +99,20 @@ PATTERN_MESSAGES = {
         "must be the name of a container image, such as registry.example/team/trainer:1.2",
         "use lower case, without spaces and without https://",
     ),
+    _BUCKET_NAME: (
+        "must be the name of a bucket, such as team-checkpoints",
+        "use 3 to 63 lower case letters, digits, '-' and '.', with a letter or digit at both ends, and without s3://",
+    ),
+    _BUCKET_KEY: (
+        "must be a folder in the bucket, such as team/run-1",
+        "use letters, digits, '-', '_', '=' and '.', with '/' between names and not at the ends; no name may start"
+        " with '.'",
+    ),
+    _ENDPOINT: (
+        "must be the URL of a store, such as https://minio.example:9000",
+        "use http:// or https://, a host and if necessary a port; without user, password and path",
+    ),
+    _REGION: ("must be a region, such as eu-central-1", "use lower case letters, digits and '-'"),
     URL_WITHOUT_USER: (
         "must not contain a user or a password",
         "use variables for them, such as MLFLOW_TRACKING_USERNAME, from a Secret",
@@ -148,6 +166,11 @@ Fraction = Annotated[FiniteNumber, Field(ge=0, le=1)]
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
 UrlWithoutUser = Annotated[StrictStr, Field(max_length=4096, pattern=URL_WITHOUT_USER)]
+BucketName = Annotated[StrictStr, Field(max_length=63, pattern=_BUCKET_NAME)]
+BucketKey = Annotated[StrictStr, Field(max_length=512, pattern=_BUCKET_KEY)]
+"""A folder in a bucket. Other characters would have to be encoded in requests."""
+EndpointUrl = Annotated[StrictStr, Field(max_length=300, pattern=_ENDPOINT)]
+RegionName = Annotated[StrictStr, Field(max_length=63, pattern=_REGION)]
 DnsLabel = Annotated[StrictStr, Field(max_length=63, pattern=_DNS_LABEL)]
 DnsName = Annotated[StrictStr, Field(max_length=253, pattern=_DNS_NAME)]
 LabelKey = Annotated[StrictStr, Field(max_length=253, pattern=QUALIFIED_NAME)]

@@ -5,8 +5,18 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
-from rljob_api.rule import sub_path_rule
-from rljob_api.scalars import DnsName, Flag, LongText, PositiveCount, ShortText
+from rljob_api.rule import exactly_one_rule, rule, sub_path_rule
+from rljob_api.scalars import (
+    BucketKey,
+    BucketName,
+    DnsName,
+    EndpointUrl,
+    Flag,
+    LongText,
+    PositiveCount,
+    RegionName,
+    ShortText,
+)
 
 
 class Resume(StrEnum):
@@ -55,13 +65,31 @@ class KeepBest(WireModel):
     """Number of best checkpoints that are kept in addition to `keep`."""
 
 
-class CheckpointStorage(WireModel):
-    """Shared storage that every pod of the job can read and write. `rljob run` uses a local run folder instead."""
+class S3Storage(WireModel):
+    """A bucket of S3, or of a store with the same API that supports conditional writes."""
 
-    persistent_volume_claim: DnsName
+    bucket: BucketName
+    """Name of the bucket."""
+    prefix: BucketKey | None = None
+    """Folder within the bucket, for example `team/run-1`; the job's name when unset."""
+    endpoint: EndpointUrl | None = None
+    """URL of the store, for example `http://minio.storage:9000`; AWS when unset."""
+    region: RegionName | None = None
+    """Region of the bucket; us-east-1 when unset."""
+    secret: DnsName | None = None
+    """Name of a Secret with the keys AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and optionally AWS_SESSION_TOKEN. When
+    unset, the identity of the pods is used."""
+
+
+class CheckpointStorage(WireModel):
+    """Storage that every pod of the job can read and write; set either persistentVolumeClaim or s3. `rljob run` uses a
+    local run folder instead, or the bucket with `--bucket`."""
+
+    persistent_volume_claim: DnsName | None = None
     """Name of a PersistentVolumeClaim with access mode ReadWriteMany."""
     sub_path: LongText | None = None
     """Folder within the claim, for example `team/run-1`; the job's name when unset."""
+    s3: S3Storage | None = None
 
 
 class Checkpoint(WireModel):
@@ -93,4 +121,20 @@ class Checkpoint(WireModel):
     """Precision of the exported weights. Auto: the precision of the weights in the model's source."""
 
 
-CHECKPOINT_RULES = (sub_path_rule(CheckpointStorage, lambda storage: storage.sub_path),)
+CHECKPOINT_RULES = (
+    sub_path_rule(CheckpointStorage, lambda storage: storage.sub_path),
+    exactly_one_rule(
+        CheckpointStorage,
+        ("persistent_volume_claim", "s3"),
+        lambda storage: (storage.persistent_volume_claim, storage.s3),
+    ),
+    rule(
+        CheckpointStorage,
+        "CheckpointStorage.subPathOfClaim",
+        field=".subPath",
+        cel="!has(self.subPath) || has(self.persistentVolumeClaim)",
+        wrong="is a folder within a claim, but there is no persistentVolumeClaim",
+        advice="remove it; the folder within a bucket is s3.prefix",
+        holds=lambda storage: storage.sub_path is None or storage.persistent_volume_claim is not None,
+    ),
+)

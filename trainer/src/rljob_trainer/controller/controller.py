@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 
 from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
@@ -15,6 +14,7 @@ from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
@@ -184,7 +184,7 @@ class Controller:
             self.finished_groups.save(self.checkpointing.newest_name, step)
         return step
 
-    def export(self, folder: Path) -> Path | None:
+    def export(self, folder: Location) -> Location | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
         into the base weights. The best checkpoint is exported to the folder `export-best` beside it, unless it is the
         last one. Returns the folder, or None if `exportHuggingFace` is `Never`."""
@@ -199,7 +199,7 @@ class Controller:
             self._export(folder.with_name(BEST_EXPORT_FOLDER), best)
         return folder
 
-    def _export(self, folder: Path, saved_in: Path) -> None:
+    def _export(self, folder: Location, saved_in: Location) -> None:
         checkpoint = self.job.spec.checkpoint
         source = self.run_parts.model_folder
         dtype = export_dtype(checkpoint.export_dtype, source)
