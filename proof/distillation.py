@@ -88,7 +88,7 @@ def teacher_job() -> training_runs.Document:
         "seed": TEACHER_SEED,
         "steps": TEACHER_STEPS,
         "rollout": {"engine": "HuggingFace"},
-        "evaluation": {"everySteps": TEACHER_STEPS},
+        "evaluations": {"everySteps": TEACHER_STEPS},
         "loggers": ["Console"],
     }
     job = example_job(EXAMPLE, changes, checkpoint_every=TEACHER_STEPS)
@@ -105,7 +105,7 @@ def student_job(setup: Setup, recipe: str, seed: int, teacher: Path) -> training
         # The example drops groups with equal scores, which is not part of the recipes.
         "algorithm": {"type": recipe, "dropZeroVarianceGroups": False},
         "rollout": {"engine": "HuggingFace", "groupSize": group_size},
-        "evaluation": {"everySteps": setup.every_steps},
+        "evaluations": {"everySteps": setup.every_steps},
         "loggers": ["Console"],
     }
     job = example_job(EXAMPLE, changes, checkpoint_every=setup.num_steps)
