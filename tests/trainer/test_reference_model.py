@@ -12,8 +12,8 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
 from rljob_trainer.controller.checks.fit import check_algorithm
-from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.checks.reference_model import reference_model
+from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import ConfigurationError

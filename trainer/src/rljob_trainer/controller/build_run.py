@@ -30,6 +30,7 @@ from rljob_trainer.controller.checks.fit import (
     needs_critic,
     needs_reference,
 )
+from rljob_trainer.controller.checks.reference_model import reference_model
 from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
 from rljob_trainer.controller.hub_models import (
     HubModel,
@@ -47,7 +48,6 @@ from rljob_trainer.controller.model_roles import (
     roles_with_policy_model,
 )
 from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts
-from rljob_trainer.controller.checks.reference_model import reference_model
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
 from rljob_trainer.engines.rollout.select import vllm_supports_adapters
 from rljob_trainer.engines.train.kernels import check_kernel_device

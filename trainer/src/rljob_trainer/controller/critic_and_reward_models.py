@@ -21,10 +21,10 @@ from rljob_trainer.controller.checks.fit import (
     check_vocabulary_size,
     position_limit,
 )
+from rljob_trainer.controller.checks.reference_model import check_same_tokens
 from rljob_trainer.controller.engine_settings import critic_of, reward_model_engine
 from rljob_trainer.controller.model_roles import FoundRewardModel
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.controller.checks.reference_model import check_same_tokens
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import read_config
