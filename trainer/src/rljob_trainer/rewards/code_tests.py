@@ -79,9 +79,9 @@ def parse_tests(answer: object) -> list[CodeTest]:
             tests = [_pair_test(given, expected, name) for given, expected in zip(inputs, outputs, strict=True)]
         case {"test": str() as source, "entry_point": str() as name}:
             tests = [_statement_test(f"{source}\ncheck({name})")]
-        case [*items] if items and all(isinstance(each, str) for each in items):
+        case [str(), *_] as items:
             tests = [_statement_test(each) for each in items]
-        case [*items] if items and all(isinstance(each, Mapping) for each in items):
+        case [Mapping(), *_] as items:
             tests = [_object_test(each) for each in items]
         case _:
             raise ValueError(f"{_seen(answer)}, which is not {FORMS}")
@@ -107,7 +107,9 @@ def _loaded(answer: object) -> object:
         return [answer]
 
 
-def _object_test(test: Mapping[str, object]) -> CodeTest:
+def _object_test(test: object) -> CodeTest:
+    if not isinstance(test, Mapping):
+        raise ValueError(f"a list with {_seen(test)} among objects")
     if "input" not in test or "output" not in test:
         raise ValueError(f"a list with an object that has no input and output (keys: {', '.join(map(str, test))})")
     name = test.get("fn_name")
@@ -164,7 +166,9 @@ def _text(value: object) -> str:
     )
 
 
-def _statement_test(source: str) -> StatementTest:
+def _statement_test(source: object) -> StatementTest:
+    if not isinstance(source, str):
+        raise ValueError(f"a list with {_seen(source)} among statements")
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

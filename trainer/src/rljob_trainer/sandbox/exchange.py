@@ -88,7 +88,7 @@ def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO
             if request["action"] == "call":
                 value = value(*arguments, **keywords)  # type: ignore[operator]
             elif request["action"] == "iterate":
-                value = list(itertools.islice(value, MAX_ITEMS))  # type: ignore[call-overload]
+                value = list(itertools.islice(value, MAX_ITEMS))  # type: ignore[arg-type]
             reply = {"value": encode(value, keep), "arguments": [encode(each, keep) for each in arguments]}
         except BaseException as error:
             reply = {"raised": type(error).__name__, "text": str(error)[:1000]}
