@@ -191,7 +191,7 @@ def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
         run_parts=SimpleNamespace(workers=SimpleNamespace(hybrid=hybrid)),
         output=SimpleNamespace(evaluated=lambda *_: None, scores=scores_of([Evaluation()])),
         reporter=SimpleNamespace(evaluated=lambda _: None),
-        saves=SimpleNamespace(),
+        saves=SimpleNamespace(begin_if_best=lambda *_: None),
     )
     for step in range(251):
         now[0] += 1.0
