@@ -48,8 +48,8 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
     "another type's block": (
         {T + "rewards[0]": {"type": "Function", "format": {"pattern": "a"}}},
         {
-            "spec.training.rewards[0].function": ("required", "type Function", "add the block `function`"),
-            "spec.training.rewards[0].format": ("ignored", "type is not Format", "remove the block `format`"),
+            "spec.training.rewards[0].function": ("required", "type Function", "add it"),
+            "spec.training.rewards[0].format": ("ignored", "type is not Format", "remove it"),
         },
     ),
     "names of resources": (

@@ -27,6 +27,7 @@ from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus
+from rljob_trainer.rewards.error_policies import apply_error_policies
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.scorer_environment import scorer_environment
@@ -44,7 +45,7 @@ from rljob_trainer.workers.columns import (
     outcome_columns,
     score_column,
 )
-from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings, apply_error_policies
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
 
 USER_CODE = """
 import os

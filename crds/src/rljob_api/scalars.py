@@ -41,6 +41,9 @@ _IMAGE = (
     rf"^(([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?{_IMAGE_PATH}(/{_IMAGE_PATH})*"
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@[a-z0-9]+([.+_-][a-z0-9]+)*:[0-9a-fA-F]{32,})?$"
 )
+_HTTP_URL = r"^https?://[^@\s]+$"
+RUBRIC = r"\{response\}|^(/|\./|\.\./|~|package://)"
+"""Rubrics of judges, and paths of files with a rubric."""
 URL_WITHOUT_USER = r"^[^@]+$"
 """URLs and paths without `@`, so without user and password."""
 PATTERN_MESSAGES = {
@@ -95,6 +98,14 @@ PATTERN_MESSAGES = {
         "must be the name of a container image, such as registry.example/team/trainer:1.2",
         "use lower case, without spaces and without https://",
     ),
+    _HTTP_URL: (
+        "must be an http or https URL without a user, such as https://api.openai.com/v1",
+        "start it with http:// or https://",
+    ),
+    RUBRIC: (
+        "must contain {response}, where the response is inserted, or be the path of a file, such as ./rubric.txt",
+        "write {response} into the rubric, or start the path with ./ or /",
+    ),
     URL_WITHOUT_USER: (
         "must not contain a user or a password",
         "use variables for them, such as MLFLOW_TRACKING_USERNAME, from a Secret",
@@ -147,6 +158,7 @@ Fraction = Annotated[FiniteNumber, Field(ge=0, le=1)]
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+HttpUrl = Annotated[StrictStr, Field(max_length=4096, pattern=_HTTP_URL)]
 UrlWithoutUser = Annotated[StrictStr, Field(max_length=4096, pattern=URL_WITHOUT_USER)]
 DnsLabel = Annotated[StrictStr, Field(max_length=63, pattern=_DNS_LABEL)]
 DnsName = Annotated[StrictStr, Field(max_length=253, pattern=_DNS_NAME)]

@@ -23,7 +23,7 @@ from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.finished_groups import FinishedGroups
-from rljob_trainer.controller.model_roles import engines_of, step_plan
+from rljob_trainer.controller.model_roles import engines_of, scoring_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
@@ -121,7 +121,7 @@ class Controller:
         plan = step_plan(job, run.model_folder)
         self.finished_groups = FinishedGroups.of(job, checkpointing.root, plan)
         self.rollout = RolloutPhase(
-            Sampler(run.workers.hybrid, run.workers.reward, engines_of(job.spec), stop),
+            Sampler(run.workers.hybrid, run.workers.reward, engines_of(job.spec), stop, scoring_of(job.spec)),
             {reward.name: reward.weight for reward in training.rewards},
             self.timer,
             stop,
@@ -257,6 +257,7 @@ class Controller:
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_metrics())
+        metrics.update(self.rollout.sampler.take_reward_metrics())
         if self.run_parts.drawn_row_filter is not None:
             metrics[ROWS_SKIPPED] = float(self.cursor.num_skipped - num_skipped)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
@@ -286,7 +287,8 @@ class Controller:
             with self.evaluation_budget.spending():
                 self.recorder.evaluated(step, rollouts)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_metrics()}
-        self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
+        counts = self.rollout.sampler.take_reward_metrics("eval/")
+        self.output.evaluated(step, {**metrics, **counts, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
         self.saves.unevaluated_step = None
 
