@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,15 +178,24 @@ def test_an_async_group_function_gets_the_conversations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "takes", "needs_async", "message"),
     [
-        ("batch", Takes.RESPONSE, False, r"batch\(prompts, .*\) cannot be called as \(prompt=.*`takes: Batch`: set this"),
+        (
+            "batch",
+            Takes.RESPONSE,
+            False,
+            r"batch\(prompts, .*\) cannot be called as \(prompt=.*`takes: Batch`: set",
+        ),
         ("group", Takes.BATCH, False, r"group\(prompt, .*\) cannot be called as \(prompts=.*`takes: Group`: set this"),
         ("meet", Takes.GROUP, False, r"meet\(prompt, response, .*cannot be called as .*`takes: Response`: set this"),
         ("group", Takes.GROUP, True, r"group is not an `async def` function, so maxConcurrency would have no effect"),
     ],
 )
 def test_a_function_with_other_parameters_is_rejected_with_advice(
-    tmp_path: Path, name: str, takes: Takes, needs_async: bool, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, takes: Takes, needs_async: bool, message: str
 ) -> None:
-    rejected = pytest.raises(ConfigurationError, match=rf"(?s)^spec.training.rewards\[0\].function.path: .*{message}")
-    with rejected, pool_of(tmp_path, name, CallSettings(takes), needs_async=needs_async):
-        pass
+    (tmp_path / "several_calls.py").write_text(USER_CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "several_calls", raising=False)
+    where = "spec.training.rewards[0].function.path"
+    with pytest.raises(ConfigurationError, match=rf"(?s)^spec.training.rewards\[0\].function.path: .*{message}"):
+        FunctionScorer(f"several_calls:{name}", where, takes, needs_async).load()
+    monkeypatch.delitem(sys.modules, "several_calls")

@@ -49,11 +49,19 @@ class RewardService:
     """A running server."""
 
     url: str
+    answer: Callable[[Received], Answer]
+    """What it does with each request; a test may replace it."""
     received: list[Received] = field(default_factory=list)
     most_at_once: int = 0
     """The largest number of requests that were answered at the same time."""
     num_open: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answers(self, *given: Answer) -> None:
+        """Each request gets the next answer; the last one is repeated. Forgets the earlier requests."""
+        left = list(given)
+        self.received.clear()
+        self.answer = lambda _: left.pop(0) if len(left) > 1 else left[0]
 
     def most_in(self, seconds: float) -> int:
         """The largest number of requests in any time of this length."""
@@ -63,8 +71,8 @@ class RewardService:
 
 @contextmanager
 def reward_service(answer: Callable[[Received], Answer], port: int = 0) -> Iterator[RewardService]:
-    """Runs a server that answers POST requests with what `answer` returns, and GET requests with status 405."""
-    service = RewardService("")
+    """Runs a server that answers POST requests, and GET requests with status 405."""
+    service = RewardService("", answer)
 
     class Handler(QuietHandler):
         def do_POST(self) -> None:
@@ -75,7 +83,7 @@ def reward_service(answer: Callable[[Received], Answer], port: int = 0) -> Itera
                 service.num_open += 1
                 service.most_at_once = max(service.most_at_once, service.num_open)
             try:
-                self.send(answer(received))
+                self.send(service.answer(received))
             finally:
                 with service.lock:
                     service.num_open -= 1

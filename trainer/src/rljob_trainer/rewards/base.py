@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -112,7 +112,7 @@ class AsyncCalls:
     """Returns for each response what a Scorer returns, or a RewardOutcome."""
     has_own_limits: bool = False
     """Whether the scorer has time limits of its own. Otherwise a call is cancelled at the time limit."""
-    probe: Callable[[], Awaitable[None]] | None = None
+    probe: Callable[[], Coroutine[object, object, None]] | None = None
     """Finds out before a run whether the scorer can work. Raises ConfigurationError, or ResourceError if a later
     attempt may succeed."""
 

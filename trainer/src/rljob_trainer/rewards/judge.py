@@ -1,7 +1,7 @@
 """A judge: a language model behind an OpenAI-compatible endpoint scores a response by a rubric.
 
-The rubric is filled with texts that the policy wrote, so they are delimited (see `filled_rubric`). The judge's answer is
-read by a regular expression. An answer that cannot be read is an error of this response and never a score.
+The rubric is filled with texts that the policy wrote, so they are delimited (see `filled_rubric`). The judge's answer
+is read by a regular expression. An answer that cannot be read is an error of this response and never a score.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.rewards.base import (
     MAX_FOUND_CHARACTERS,
-    AsyncCalls,
     RewardOutcome,
     RewardRequest,
     RewardStatus,
@@ -25,7 +24,7 @@ from rljob_trainer.rewards.base import (
 )
 from rljob_trainer.rewards.final_message import SPECIAL_TOKEN
 from rljob_trainer.rewards.service import Counts, Service, ServiceError, ServiceLimits, UnusableAnswerError
-from rljob_trainer.settings import variable_or_none
+from rljob_trainer.rewards.service_scorers import JudgeScorer, key_of
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 OTHER_SPECIAL_TOKEN = re.compile(r"\[/?[A-Z_]{3,40}\]")
@@ -44,41 +43,6 @@ TOKENS_PER_ANSWER = 256
 PROBE = "Answer with the word OK."
 
 
-@dataclass(frozen=True)
-class JudgeScorer:
-    """The settings of a judge; the limits are the share of one process."""
-
-    where: str
-    """The field of the reward, such as `spec.training.rewards[0] (reward style)`."""
-    url: str
-    """Without `/chat/completions`."""
-    model: str
-    key_variable: str | None
-    rubric: str
-    pattern: str
-    scale: tuple[float, float] | None
-    """The numbers that become 0 and 1; None if the judge answers with a label."""
-    labels: Mapping[str, float]
-    request: Mapping[str, object]
-    """Further fields of each request, which replace DEFAULT_REQUEST."""
-    timeout_seconds: float
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    prompt_price: float
-    """Of a million tokens."""
-    completion_price: float
-
-    @property
-    def name(self) -> str:
-        """The judge's model."""
-        return f"the judge {self.model}"
-
-    def load(self) -> AsyncCalls:
-        """Raises ConfigurationError if the variable of the key is not set."""
-        judge = Judge(self)
-        return AsyncCalls(judge.scores, has_own_limits=True, probe=judge.probe)
-
-
 class Judge:
     """Asks the endpoint. With temperature 0, equal requests of this process are sent once."""
 
@@ -87,7 +51,7 @@ class Judge:
         self._pattern = re.compile(spec.pattern)
         self._labels = {label.strip().casefold(): score for label, score in spec.labels.items()}
         limits = ServiceLimits(spec.requests_per_minute, spec.tokens_per_minute)
-        self._service = Service(
+        self.service = Service(
             f"{spec.url.rstrip('/')}/chat/completions",
             key_of(spec.key_variable, spec.where),
             spec.timeout_seconds,
@@ -99,14 +63,18 @@ class Judge:
         """Sends one short request. Raises ConfigurationError if the endpoint refuses it, ResourceError if the endpoint
         cannot be reached."""
         try:
-            await self._service.call(self._body(PROBE), _answer_text, Counts(float), max_attempts=NUM_PROBES)
+            await self.service.call(self._body(PROBE), _answer_text, Counts(float), max_attempts=NUM_PROBES)
         except ServiceError as error:
             text = f"{self._spec.where}: the judge cannot be used: {error}"
             if error.is_refusal:
                 raise ConfigurationError(f"{text}; check url, model and keyVariable") from error
             raise ResourceError(f"{text}; start the server, or check judge.url") from error
         finally:
-            await self._service.close()
+            await self.service.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self.service.close()
 
     async def scores(self, requests: Sequence[RewardRequest]) -> Sequence[RewardOutcome]:
         """Scores one response."""
@@ -130,7 +98,7 @@ class Judge:
         num_tokens = len(text) / CHARACTERS_PER_TOKEN + TOKENS_PER_ANSWER
         try:
             for _ in range(NUM_ANSWERS):
-                completion = await self._service.call(self._body(text), _completion, counts, num_tokens=num_tokens)
+                completion = await self.service.call(self._body(text), _completion, counts, num_tokens=num_tokens)
                 self._count_usage(completion.usage, counts)
                 answer = completion.text
                 try:
@@ -160,10 +128,10 @@ class Judge:
             truncated = " (it was truncated at max_tokens of judge.request)" if completion.is_truncated else ""
             raise ValueError(f"judge.pattern does not match{truncated}")
         found = (matches[-1][1] or "").strip()
-        if self._spec.scale is None:
-            if found.casefold() not in self._labels:
-                raise ValueError(f"{found!r} is none of judge.labels ({', '.join(self._spec.labels)})")
+        if found.casefold() in self._labels:
             return self._labels[found.casefold()]
+        if self._spec.scale is None:
+            raise ValueError(f"{found!r} is none of judge.labels ({', '.join(self._spec.labels)})")
         low, high = self._spec.scale
         try:
             number = float(found)
@@ -198,17 +166,6 @@ class Completion:
     text: str
     is_truncated: bool
     usage: Mapping[str, object]
-
-
-def key_of(variable: str | None, where: str) -> str | None:
-    """The key in this environment variable. Raises ConfigurationError if the variable is not set."""
-    if variable is None:
-        return None
-    if not (key := variable_or_none(variable)):
-        raise ConfigurationError(
-            f"{where}: keyVariable: the environment variable {variable} is not set; set it in spec.env, from a Secret"
-        )
-    return key
 
 
 def filled_rubric(rubric: str, request: RewardRequest) -> str:

@@ -18,10 +18,9 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import CallSettings, ScorerSpec, Takes
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.judge import JudgeScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
-from rljob_trainer.rewards.remote import RemoteScorer
+from rljob_trainer.rewards.service_scorers import JudgeScorer, RemoteScorer
 from rljob_trainer.source_paths import local_path
 
 MAX_CALLS = 64

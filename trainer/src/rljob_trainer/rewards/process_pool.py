@@ -4,8 +4,8 @@ scorer takes a batch or a group.
 One thread owns the processes. It sends calls in chunks that get smaller towards the end, reads results as they
 arrive, and kills the process group of a scorer that exceeds the limit. The process that replaces it makes the same
 call again, alone, because the machine or an earlier call may have caused the failure. If that fails, too, only the
-responses of this call have no score. The rest of the chunk goes to other processes. A crash (exit, signal) is handled in
-the same way. A SIGKILL is probably due to a lack of memory and not to the response, so it has an attempt of its own.
+responses of this call have no score. The rest of the chunk goes to other processes. A crash (exit, signal) is handled
+in the same way. A SIGKILL is probably due to a lack of memory and not to the response, so it has an attempt of its own.
 
 A process with an asynchronous scorer makes many calls at the same time, and cancels those that exceed the limit. If its
 event loop does not run for that long, or if the process ends, its calls are made again one after the other.

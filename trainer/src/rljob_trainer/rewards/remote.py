@@ -14,37 +14,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rljob_trainer.errors import ResourceError
-from rljob_trainer.rewards.base import AsyncCalls, RewardOutcome, RewardRequest, RewardStatus, as_score
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, as_score
 from rljob_trainer.rewards.function import score_list
-from rljob_trainer.rewards.judge import key_of
 from rljob_trainer.rewards.service import Counts, Service, ServiceError
+from rljob_trainer.rewards.service_scorers import RemoteScorer, key_of
 
 FIELDS = ("rewards", "scores")
 """Fields of an answer. OpenRLHF's servers may answer with both; the rewards are what it trains on."""
-
-
-@dataclass(frozen=True)
-class RemoteScorer:
-    """The settings of a reward server."""
-
-    where: str
-    """The field of the reward, such as `spec.training.rewards[0] (reward style)`."""
-    url: str
-    key_variable: str | None
-    timeout_seconds: float
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"the reward server {self.url}"
-
-    def load(self) -> AsyncCalls:
-        """Raises ConfigurationError if the variable of the key is not set."""
-        server = RewardServer(self)
-        return AsyncCalls(server.scores, has_own_limits=True, probe=server.probe)
 
 
 class RewardServer:
@@ -65,6 +43,10 @@ class RewardServer:
                 f"{self._spec.where}: the reward server cannot be reached: {problem}; start the server, or check "
                 f"remote.url (seen: {self._spec.url})"
             )
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._service.close()
 
     async def scores(self, requests: Sequence[RewardRequest]) -> Sequence[RewardOutcome]:
         """Scores a batch. If the server fails, all of its responses have this failure."""

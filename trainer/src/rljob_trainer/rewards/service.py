@@ -118,8 +118,8 @@ class Service:
         self._tokens = None if tokens is None else RateLimit(tokens)
         self._session: aiohttp.ClientSession | None = None
         self._gate = asyncio.Lock()
-        self._held_until = 0.0
-        """Time of the event loop until which the service has asked for no requests."""
+        self.held_until = 0.0
+        """Time of the event loop until which the service has asked for no requests; 0 if it has not."""
         self._random = random.Random()
 
     async def call(
@@ -202,7 +202,7 @@ class Service:
         async with self._gate:
             while True:
                 now = loop.time()
-                waits = [self._held_until - now]
+                waits = [self.held_until - now]
                 if self._requests is not None:
                     waits.append(self._requests.seconds_until_free(1, now))
                 if self._tokens is not None:
@@ -218,7 +218,7 @@ class Service:
         if 0 < seconds <= MAX_RETRY_AFTER_SECONDS:
             # Not all of the waiting calls at the first moment.
             until = asyncio.get_running_loop().time() + seconds * self._random.uniform(1.0, 1.1)
-            self._held_until = max(self._held_until, until)
+            self.held_until = max(self.held_until, until)
 
     def _opened(self) -> aiohttp.ClientSession:
         import aiohttp
