@@ -235,10 +235,12 @@ def scoring_of(spec: RLJobSpec) -> ScoringSettings:
 
 
 def user_code_variables(job: TrainerJob, settings: Settings) -> dict[str, str]:
-    """Returns the environment variables of the processes that run the user's rewards and environments."""
+    """Returns the environment variables of the processes that run the user's rewards and environments: without the keys
+    of services that the trainer itself calls, such as judges."""
+    keys = {service.key_variable for each in job.spec.training.rewards if (service := service_of(each)) is not None}
     return scorer_environment(
         {**settings.environment, ENV_RUN_FOLDER: str(settings.run_folder)},
-        [variable.name for variable in job.spec.env],
+        [variable.name for variable in job.spec.env if variable.name not in keys],
     )
 
 
