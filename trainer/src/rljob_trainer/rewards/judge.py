@@ -100,7 +100,7 @@ class Judge:
             for _ in range(NUM_ANSWERS):
                 completion = await self.service.call(self._body(text), _completion, counts, num_tokens=num_tokens)
                 self._count_usage(completion.usage, counts)
-                answer = completion.text
+                answer = self.service.cleaned(completion.text)
                 try:
                     score = self._score(completion)
                 except ValueError as error:

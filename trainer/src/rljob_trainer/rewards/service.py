@@ -163,7 +163,7 @@ class Service:
             async with self._opened().get(self.url, allow_redirects=False):
                 return None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return self._cleaned(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            return self.cleaned(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -183,10 +183,10 @@ class Service:
         except TimeoutError:
             return _Failure(f"{self.url} did not answer within {self.timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return _Failure(self._cleaned(f"{self.url}: {type(error).__name__}: {error}"))
+            return _Failure(self.cleaned(f"{self.url}: {type(error).__name__}: {error}"))
         if status != 200:
             is_refusal = 300 <= status < 500 and status not in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)
-            message = self._cleaned(f"{self.url} answered HTTP status {status}: {_shown(data)}")
+            message = self.cleaned(f"{self.url} answered HTTP status {status}: {_shown(data)}")
             return _Failure(message, is_refusal, retry_after if status in (TOO_MANY_REQUESTS, 503) else 0.0)
         try:
             answer = _json_object(data)
@@ -194,7 +194,7 @@ class Service:
                 reserved[1] = used
             return read(answer)
         except UnusableAnswerError as error:
-            return _Failure(self._cleaned(f"{self.url} {error}; it answered {_shown(data)}"))
+            return _Failure(self.cleaned(f"{self.url} {error}; it answered {_shown(data)}"))
 
     async def _admitted(self, num_tokens: float) -> list[float] | None:
         """Waits until the limits allow a request, in the order of the calls. Returns the record of its tokens."""
@@ -234,7 +234,8 @@ class Service:
             )
         return self._session
 
-    def _cleaned(self, text: str) -> str:
+    def cleaned(self, text: str) -> str:
+        """The text without the key, which a service might repeat."""
         return text if not self.key else text.replace(self.key, "***")
 
 

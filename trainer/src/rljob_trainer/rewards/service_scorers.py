@@ -75,7 +75,8 @@ def key_of(variable: str | None, where: str) -> str | None:
     """The key in this environment variable. Raises ConfigurationError if the variable is not set."""
     if variable is None:
         return None
-    if not (key := variable_or_none(variable)):
+    # A Secret that was made from a file often ends with a line end.
+    if not (key := (variable_or_none(variable) or "").strip()):
         raise ConfigurationError(
             f"{where}: keyVariable: the environment variable {variable} is not set; set it in spec.env, from a Secret"
         )
