@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from rljob_api.v1alpha1.reward import ErrorPolicy, FormatReward, FunctionReward, OverlongPenalty, Reward, RewardType
+from rljob_testing.reward_services import completion, reward_service
 from rljob_testing.training.finished_rollouts import FinishedRollouts
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
@@ -26,9 +28,11 @@ from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus
+from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardRequest, RewardStatus, Takes
+from rljob_trainer.rewards.error_policies import apply_error_policies
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.loading import call_settings, scorer_spec
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -39,12 +43,13 @@ from rljob_trainer.workers.columns import (
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SAMPLE_IDS,
+    SCORED_GROUPS,
     SCORES,
     TURN_BEGINNINGS,
     outcome_columns,
     score_column,
 )
-from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings, apply_error_policies
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
 
 USER_CODE = """
 import os
@@ -64,6 +69,10 @@ def length(prompt, response, answer, row):
     if response == "bad":
         raise ValueError("cannot score")
     return len(response) / 4
+
+def relative(prompt, responses, answer, row):
+    mean = sum(map(len, responses)) / len(responses)
+    return [len(each) - mean for each in responses]
 
 def slow(prompt, response, answer, row):
     time.sleep(5.0 if response == "hang" else 0.0)
@@ -152,6 +161,43 @@ class OneWorker(FinishedRollouts):
 
     def response_texts(self, batch: DataProto) -> DataProto:
         return self.worker.response_texts(batch)
+
+
+def test_a_group_function_and_others_score_the_same_responses(tmp_path: Path) -> None:
+    relative = function("relative")
+    scorer = FunctionScorer("several:relative", relative.where, Takes.GROUP)
+    group = replace(relative, scorer=scorer, calls=CallSettings(Takes.GROUP))
+    numbers = {SCORED_GROUPS: torch.tensor([7, 9, 7, 9])}
+    batch = responses("ab", "abcd", "abcdef", "x").with_columns(numbers)
+    lost = batch.with_columns({IS_LOST: torch.tensor([False, False, False, True])})
+    with worker_of(tmp_path, group, function("length")) as worker:
+        worker.start_scoring(lost)
+        scores = worker.finish_scoring(lost)
+    # Response 3 was lost, so its group has one response.
+    assert scores[score_column("relative")].tolist()[:3] == [-2.0, 0.0, 2.0]
+    assert scores[score_column("length")].tolist()[:3] == [0.5, 1.0, 1.5]
+
+
+def test_what_scorers_count_becomes_metrics_once(tmp_path: Path) -> None:
+    with reward_service(lambda _: completion("Score: 1", num_tokens=(40, 2))) as server:
+        job = {"url": server.url, "model": "m", "rubric": "{response}", "pattern": "Score: (.*)", "prices": [1, 1]}
+        reward = Reward.model_validate({"name": "judge", "type": "Judge", "judge": job})
+        spec = scorer_spec(reward, "rewards[0]", None)
+        assert spec is not None
+        calls = call_settings(reward, "rewards[0]", 1)
+        with worker_of(tmp_path, ScorerSettings(reward, "rewards[0]", spec, 1, calls)) as worker:
+            batch = responses("a", "b", "a", "c")
+            worker.start_scoring(batch)
+            scores = worker.finish_scoring(batch)
+            counts, again = worker.take_metrics(), worker.take_metrics()
+    assert scores[score_column("judge")].tolist() == [1.0] * 4
+    assert {name: counts[f"reward/judge/total_{name}"] for name in ("requests", "cache_hits", "prompt_tokens")} == {
+        "requests": 3,
+        "cache_hits": 1,
+        "prompt_tokens": 120,
+    }
+    assert counts["reward/judge/total_cost"] == pytest.approx(126e-6)
+    assert again == {}
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError, DatasetError, RewardError
 from rljob_trainer.processes.wire import decode, encode
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, Scored, as_found, as_score, excerpt
+from rljob_trainer.rewards.error_policies import apply_error_policies
 from rljob_trainer.rewards.exact_match import exact_match
 from rljob_trainer.rewards.final_message import final_message
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import find_answer
-from rljob_trainer.workers.reward import apply_error_policies
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def _selected_block_rule(
         field=f".{wire}",
         cel=f"{_is_other_cel(on, variant)} || has(self.{cel_property(wire)})",
         wrong=f"is required with type {variant}",
-        advice=f"add the block `{wire}`, or choose another type",
+        advice="add it, or choose another type",
         holds=lambda value: read(value)[0] != variant or read(value)[1] is not None,
     )
 
@@ -199,7 +199,7 @@ def other_block_rule(
         field=f".{wire}",
         cel=f"!has(self.{cel_property(wire)}) || {_is_chosen_cel(on, variant)}",
         wrong=f"would be ignored, because type is not {variant}",
-        advice=f"remove the block `{wire}`, or set type: {variant}",
+        advice=f"remove it, or set type: {variant}",
         holds=lambda value: read(value)[1] is None or read(value)[0] == variant,
     )
 

@@ -45,6 +45,9 @@ _BUCKET_NAME = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 _BUCKET_KEY = r"^[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*$"
 _ENDPOINT = r"^https?://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/?$"
 _REGION = r"^[a-z0-9-]+$"
+_HTTP_URL = r"^https?://[^@\s]+$"
+RUBRIC = r"\{response\}|^(/|\./|\.\./|~|package://)"
+"""Rubrics of judges, and paths of files with a rubric."""
 URL_WITHOUT_USER = r"^[^@]+$"
 """URLs and paths without `@`, so without user and password."""
 PATTERN_MESSAGES = {
@@ -113,6 +116,14 @@ PATTERN_MESSAGES = {
         "use http:// or https://, a host and if necessary a port; without user, password and path",
     ),
     _REGION: ("must be a region, such as eu-central-1", "use lower case letters, digits and '-'"),
+    _HTTP_URL: (
+        "must be an http or https URL without a user, such as https://api.openai.com/v1",
+        "start it with http:// or https://",
+    ),
+    RUBRIC: (
+        "must contain {response}, where the response is inserted, or be the path of a file, such as ./rubric.txt",
+        "write {response} into the rubric, or start the path with ./ or /",
+    ),
     URL_WITHOUT_USER: (
         "must not contain a user or a password",
         "use variables for them, such as MLFLOW_TRACKING_USERNAME, from a Secret",
@@ -165,6 +176,7 @@ Fraction = Annotated[FiniteNumber, Field(ge=0, le=1)]
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+HttpUrl = Annotated[StrictStr, Field(max_length=4096, pattern=_HTTP_URL)]
 UrlWithoutUser = Annotated[StrictStr, Field(max_length=4096, pattern=URL_WITHOUT_USER)]
 BucketName = Annotated[StrictStr, Field(max_length=63, pattern=_BUCKET_NAME)]
 BucketKey = Annotated[StrictStr, Field(max_length=512, pattern=_BUCKET_KEY)]

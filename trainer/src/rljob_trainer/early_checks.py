@@ -3,14 +3,17 @@ torch is loaded, because loading takes seconds. Later checks look at the content
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rljob_api.rule import LOCAL_SOURCE
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import ProfilerType
 from rljob_trainer.datasets.rows import local_dataset
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.nsys_profiles import NSYS, missing_nsys
 from rljob_trainer.source_paths import local_path, looks_local
 from rljob_trainer.trackers.tracker_checks import refuse_unusable_trackers
@@ -21,8 +24,10 @@ def refuse_missing(
     spec: RLJobSpec, job_folder: Path, environment: Mapping[str, str], *, runs_workers_here: bool
 ) -> None:
     """Raises ConfigurationError for the first file, folder, module or program of the job that is missing, or for
-    missing credentials of a tracker. Does not import the user's code. `environment`: the variables of this process.
-    `runs_workers_here`: whether workers have the programs that are installed here."""
+    missing credentials of a tracker or of a service that scores responses. Does not import the user's code.
+
+    `environment`: the variables of this process. `runs_workers_here`: whether workers have the programs that are
+    installed here."""
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):
@@ -30,6 +35,7 @@ def refuse_missing(
     for where, source in _models(spec):
         if looks_local(source, job_folder):
             local_path(source, job_folder, where)
+    _refuse_unusable_services(spec, job_folder, environment)
     profile = spec.training.profile
     if profile is not None and profile.type is ProfilerType.NSYS and runs_workers_here and not shutil.which(NSYS):
         raise missing_nsys("this machine")
@@ -51,6 +57,21 @@ def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
         yield "spec.training.algorithm.advantage.function.path", algorithm.advantage.function.path
     if algorithm.loss.function is not None:
         yield "spec.training.algorithm.loss.function.path", algorithm.loss.function.path
+
+
+def _refuse_unusable_services(spec: RLJobSpec, job_folder: Path, environment: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if the key of a service that scores responses is not set, or if the file of a rubric
+    does not exist."""
+    for index, reward in enumerate(spec.training.rewards):
+        service = reward.judge or reward.remote
+        where = f"spec.training.rewards[{index}].{'judge' if reward.judge else 'remote'}"
+        if service is not None and service.key_variable is not None and not environment.get(service.key_variable):
+            raise ConfigurationError(
+                f"{where}.keyVariable (reward {reward.name}): the environment variable {service.key_variable} is not "
+                "set; set it in spec.env, from a Secret, or for `rljob run` in the shell"
+            )
+        if reward.judge is not None and re.search(LOCAL_SOURCE, reward.judge.rubric) is not None:
+            local_path(reward.judge.rubric, job_folder, f"{where}.rubric (reward {reward.name})")
 
 
 def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:

@@ -31,6 +31,7 @@ from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import RESPONSE_TEXTS, SAMPLE_IDS, score_column
 from rljob_trainer.workers.factories import (
@@ -106,6 +107,9 @@ class TextRewards:
         """See RewardGroup."""
         assert 0 <= max_seconds < 1
         return [list(self.scores)]
+
+    def take_metrics(self) -> Metrics:
+        return {}
 
     def drop_scores(self) -> list[None]:
         """See RewardGroup."""

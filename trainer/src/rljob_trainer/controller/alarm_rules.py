@@ -41,7 +41,7 @@ from rljob_trainer.observability.metrics import (
     Metrics,
 )
 from rljob_trainer.rewards.base import RewardStatus
-from rljob_trainer.workers.reward import policy_for
+from rljob_trainer.rewards.error_policies import policy_for
 
 WINDOW = NUM_STEPS
 """Number of steps that an alarm looks at: those over which `training.maxFailureRate` counts."""

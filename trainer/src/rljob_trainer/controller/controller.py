@@ -20,7 +20,7 @@ from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
 from rljob_trainer.controller.evaluation import evaluations_of
 from rljob_trainer.controller.finished_groups import FinishedGroups
-from rljob_trainer.controller.model_roles import engines_of, step_plan
+from rljob_trainer.controller.model_roles import engines_of, scoring_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
@@ -109,7 +109,7 @@ class Controller:
         plan = step_plan(job, run.model_folder)
         self.finished_groups = FinishedGroups.of(job, checkpointing.root, plan)
         self.rollout = RolloutPhase(
-            Sampler(run.workers.hybrid, run.workers.reward, engines_of(job.spec), stop),
+            Sampler(run.workers.hybrid, run.workers.reward, engines_of(job.spec), stop, scoring_of(job.spec)),
             {reward.name: reward.weight for reward in training.rewards},
             self.timer,
             stop,
@@ -254,6 +254,7 @@ class Controller:
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_metrics())
+        metrics.update(self.rollout.sampler.take_reward_metrics())
         if self.run_parts.drawn_row_filter is not None:
             metrics[ROWS_SKIPPED] = float(self.cursor.num_skipped - num_skipped)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
@@ -285,9 +286,10 @@ class Controller:
             with self.evaluation_budget.spending():
                 self.recorder.evaluated(step, due[0].spec.name, results[0].rollouts)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_metrics()}
+        counts = self.rollout.sampler.take_reward_metrics("eval/")
         metrics = {name: value for each in results for name, value in each.metrics.items()}
         self.output.evaluated(
-            step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, [each.samples for each in results]
+            step, {**metrics, **counts, EVAL_SECONDS: seconds[EVAL_SECONDS]}, [each.samples for each in results]
         )
         main_score = next(iter(self.output.scores[0].labels))
         self.reporter.evaluated(metrics.get(main_score))

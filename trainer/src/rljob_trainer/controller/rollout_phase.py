@@ -209,12 +209,12 @@ class RolloutPhase:
         for number, (ticket, prompt) in enumerate(zip(tickets, prompts, strict=bool(tickets))):
             if self.finished_groups is not None and (rows := self.finished_groups.take(ticket, prompt)) is not None:
                 finished.append((number * num_responses, stored(rows)))
-        ids_S = self.sampler.submit(inputs.with_columns(columns), finished)
+        groups_G = torch.tensor([ticket.number for ticket in tickets] or range(len(prompts)))
+        groups_S = torch.cat([groups_G.repeat_interleave(num_responses), groups_G[: len(prompts) * with_greedy]])
+        ids_S = self.sampler.submit(inputs.with_columns(columns), finished, groups_S)
         ids_GN = ids_S[: len(prompts) * num_responses].view(-1, num_responses)
         self._uncollected |= dict(zip(tickets, zip(prompts, ids_GN, strict=True), strict=bool(tickets)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
-        groups_G = torch.tensor([ticket.number for ticket in tickets] or range(len(prompts)))
-        groups_S = torch.cat([groups_G.repeat_interleave(num_responses), groups_G[: len(prompts) * with_greedy]])
         of_model = inputs.only([name for name in MODEL_COLUMNS if name in inputs])
         return Requested(repeated, groups_S, ids_S, of_model, self.weights if weights is None else weights)
 

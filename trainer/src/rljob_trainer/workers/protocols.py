@@ -149,6 +149,10 @@ class RewardGroup(Protocol):
         """One list per rank; see RewardWorker.completed_ids."""
         ...
 
+    def take_metrics(self) -> Metrics:
+        """See RewardWorker.take_metrics."""
+        ...
+
     def drop_scores(self) -> list[None]:
         """See RewardWorker.drop_scores."""
         ...

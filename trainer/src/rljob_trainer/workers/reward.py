@@ -7,26 +7,27 @@ the calls this process runs calls of other roles, while the scoring processes wo
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress, count, repeat
 from pathlib import Path
 
 import torch
 
 from rljob_api.v1alpha1.evaluation_rules import ENVIRONMENT_REWARD
-from rljob_api.v1alpha1.reward import ErrorPolicy, OverlongPenalty, Reward
+from rljob_api.v1alpha1.reward import OverlongPenalty, Reward
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.errors import ResourceError, RewardError
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec, excerpt
+from rljob_trainer.errors import RewardError
+from rljob_trainer.observability.metrics import NAMED_REWARD_PREFIX, Metrics
+from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.code import POOL_SECONDS, CodeScorer
-from rljob_trainer.rewards.process_pool import ScorerPool
+from rljob_trainer.rewards.error_policies import apply_error_policies
+from rljob_trainer.rewards.process_pool import ONE_BY_ONE, ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
@@ -39,6 +40,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_TEXTS,
     SAMPLE_IDS,
     SCORED_BY,
+    SCORED_GROUPS,
     TURN_BEGINNINGS,
     score_column,
     status_column,
@@ -48,7 +50,6 @@ log = logging.getLogger(__name__)
 
 STATUSES = tuple(RewardStatus)
 """The statuses in the order of their numbers in a status column."""
-MAX_EXCERPT_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class ScorerSettings:
     """The reward's field in the job, such as `spec.training.rewards[0]`."""
     scorer: ScorerSpec
     num_processes: int
+    calls: CallSettings = ONE_BY_ONE
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of these scoring processes only."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,11 @@ class RewardSettings:
     of_environment: tuple[EnvironmentRewardSettings, ...] = ()
     """The rewards of type Environment."""
 
-    def start_pool(self, scorer: ScorerSettings, num_processes: int, first_number: int) -> ScorerPool:
-        """Starts `num_processes` scoring processes of a reward without waiting until they are ready."""
+    def start_pool(
+        self, scorer: ScorerSettings, num_processes: int, first_number: int, *, probes_service: bool = False
+    ) -> ScorerPool:
+        """Starts `num_processes` scoring processes of a reward without waiting until they are ready.
+        `probes_service`: see ScorerPool."""
         # The sandbox ends slow code, which is a score and not a failure.
         more_seconds = POOL_SECONDS if isinstance(scorer.scorer, CodeScorer) else 0.0
         return ScorerPool(
@@ -123,7 +130,9 @@ class RewardSettings:
             first_number=first_number,
             timeout_seconds=scorer.reward.timeout_seconds + more_seconds,
             log_folder=self.log_folder,
-            environment=self.environment,
+            environment={**self.environment, **scorer.environment},
+            calls=scorer.calls,
+            probes_service=probes_service,
         )
 
 
@@ -159,6 +168,8 @@ class RewardWorker(Worker):
         """Those of them that `scored` has returned."""
         self.logged: set[tuple[str, RewardStatus]] = set()
         """The kinds of failures that the log has: name of the reward and status."""
+        self.counts = defaultdict[str, float](float)
+        """What scorers have counted since the last `take_metrics`, by the metric's name."""
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def start_scoring(self, batch: DataProto) -> DataProto:
@@ -167,8 +178,9 @@ class RewardWorker(Worker):
 
         A response with IS_LOST is not sent; the controller removes its scores. Needs SAMPLE_IDS,
         IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
-        In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES. With SCORED_BY, which is the same in all
-        rows, only these rewards run, and the scores of the others mean nothing. Returns a batch without columns. Raises
+        In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES, and for a reward that sees whole groups
+        SCORED_GROUPS. With SCORED_BY, which is the same in all rows, only these rewards run, and the scores of the
+        others mean nothing. Returns a batch without columns. Raises
         RewardError for a row that cannot be sent to a scorer, and for an exception of an environment that gives no
         reward."""
         of_environment = self._environment_outcomes(batch)
@@ -182,10 +194,13 @@ class RewardWorker(Worker):
         ]
         are_incomplete = batch[IS_LOST].tolist()
         complete = list(compress(requests, [not each for each in are_incomplete]))
+        groups = None
+        if SCORED_GROUPS in batch:
+            groups = list(compress(batch[SCORED_GROUPS].tolist(), [not each for each in are_incomplete]))
         names = [scorer.reward.name for scorer in self.settings.scorers]
         wanted = _scored_by(batch, names)
         outcomes = [
-            pool.submit(complete) if name in wanted else _not_scored(len(complete))
+            pool.submit(complete, groups) if name in wanted else _not_scored(len(complete))
             for name, pool in zip(names, self.pools, strict=True)
         ]
         indices = count()
@@ -258,6 +273,9 @@ class RewardWorker(Worker):
     ) -> dict[str, torch.Tensor]:
         scores = apply_error_policies(reward, where, scorer_name, requests, outcomes)
         self._log_new_failures(reward, where, outcomes)
+        for outcome in outcomes:
+            for name, number in outcome.counts.items():
+                self.counts[f"{NAMED_REWARD_PREFIX}/{reward.name}/{name}"] += number
         statuses = [STATUSES.index(outcome.status) for outcome in outcomes]
         return {
             score_column(reward.name): torch.tensor(scores, dtype=torch.float64),
@@ -275,6 +293,13 @@ class RewardWorker(Worker):
             found = self._newly_scored()
         self.reported.update(found)
         return found
+
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def take_metrics(self) -> Metrics:
+        """Returns what scorers have counted of the collected scores since the last call, summed over ranks."""
+        taken = dict(self.counts)
+        self.counts.clear()
+        return taken
 
     @register(Dispatch.ONE_TO_ALL)
     def drop_scores(self) -> None:
@@ -335,75 +360,6 @@ def _mapping(row: object) -> Mapping[str, object]:
     if not isinstance(row, Mapping):
         raise RewardError(f"a dataset row must be a mapping (seen: {type(row).__name__})")
     return row
-
-
-def apply_error_policies(
-    reward: Reward, where: str, scorer_name: str, requests: Sequence[RewardRequest], outcomes: Sequence[RewardOutcome]
-) -> tuple[float, ...]:
-    """Applies `onError` and `onTimeout`: one score per request, in order. A failed one has `errorScore` with the policy
-    Score, and NaN with the policy Exclude. `where` is the reward's field in the job, such as
-    `spec.training.rewards[0]`.
-
-    Raises ResourceError if scoring processes were killed, whatever the policy is, because a lack of memory must not
-    become a score. Raises RewardError for the first failure whose policy is Fail.
-    """
-    for request, outcome in zip(requests, outcomes, strict=True):
-        if outcome.status is RewardStatus.KILLED:
-            raise ResourceError(f"{where} (reward {reward.name}): {scorer_name} {_kill_text(where, request, outcome)}")
-    counts = Counter(outcome.status for outcome in outcomes)
-    for request, outcome in zip(requests, outcomes, strict=True):
-        if policy_for(reward, outcome.status) is ErrorPolicy.FAIL:
-            seen = f"{counts[outcome.status]} of {len(outcomes)}"
-            raise RewardError(
-                f"{where} (reward {reward.name}): {scorer_name} {_failure_text(where, request, outcome, seen)}"
-            )
-    return tuple(_score(reward, outcome) for outcome in outcomes)
-
-
-def policy_for(reward: Reward, status: RewardStatus) -> ErrorPolicy | None:
-    """The policy for a failure; None for OK and KILLED. An unreachable service says nothing about the response, so it
-    never gives a score: the policy is Exclude, or Fail if `onTimeout` is Fail."""
-    match status:
-        case RewardStatus.ERROR:
-            return reward.on_error
-        case RewardStatus.TIMEOUT | RewardStatus.DIED:
-            return reward.on_timeout
-        case RewardStatus.UNREACHABLE:
-            return ErrorPolicy.FAIL if reward.on_timeout is ErrorPolicy.FAIL else ErrorPolicy.EXCLUDE
-        case RewardStatus.OK | RewardStatus.KILLED:
-            return None
-
-
-def _score(reward: Reward, outcome: RewardOutcome) -> float:
-    if outcome.score is not None:
-        return outcome.score
-    return reward.error_score if policy_for(reward, outcome.status) is ErrorPolicy.SCORE else math.nan
-
-
-def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, seen: str) -> str:
-    field = "onError" if outcome.status is RewardStatus.ERROR else "onTimeout"
-    or_score = "" if outcome.status is RewardStatus.UNREACHABLE else ", or Score to give them errorScore"
-    return (
-        f"{outcome.detail}\n{_request_text(request)}"
-        f"{seen} responses of this worker failed in this way; fix the reward, or set {where}.{field}: Exclude to leave "
-        f"such responses out of the update{or_score}"
-    )
-
-
-def _kill_text(where: str, request: RewardRequest, outcome: RewardOutcome) -> str:
-    return (
-        f"{outcome.detail}\n{_request_text(request)}"
-        "two scoring processes were killed while they scored this response; the trainer is probably out of memory: "
-        f"increase its memory or reduce {where}.numProcesses. If only such responses fail, limit the memory in the "
-        "code of the reward, so that it raises an error, to which onError applies"
-    )
-
-
-def _request_text(request: RewardRequest) -> str:
-    shown = {"prompt": request.prompt, "response": request.response}
-    if request.answer is not None:
-        shown["answer"] = str(request.answer)
-    return "".join(f"  {name}: {excerpt(text, MAX_EXCERPT_CHARACTERS)!r}\n" for name, text in shown.items())
 
 
 def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:

@@ -66,13 +66,13 @@ AnswerKey = tuple[type, object]
 def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPool]:
     """Starts the processes of each scorer without waiting for them; `stack` closes them. A MathAnswer scorer gets
     several processes to parse answers. Any other scorer gets one process, which shows whether the scorer can be
-    loaded."""
+    loaded, and whether its service answers."""
     num_processes = [
         min(each.reward.num_processes, num_usable_cores(), MAX_PROCESSES) if _reads_answers(each) else 1
         for each in reward.scorers
     ]
     pools = zip(reward.scorers, num_processes, strict=True)
-    return [stack.enter_context(reward.start_pool(scorer, number, 0)) for scorer, number in pools]
+    return [stack.enter_context(reward.start_pool(scorer, number, 0, probes_service=True)) for scorer, number in pools]
 
 
 def refuse_unusable(rows: Sequence[PromptRow], dataset: str, answer_field: str) -> None:
