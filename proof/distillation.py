@@ -64,7 +64,8 @@ def main() -> int:
     with runs_in(options.folder) as runs:
         teacher = runs.completed("teacher", teacher_job())
         for setup in SETUPS:
-            found[setup.name] = students = {recipe: [] for recipe in setup.batches}
+            students: dict[str, list[training_runs.RunFiles]] = {recipe: [] for recipe in setup.batches}
+            found[setup.name] = students
             for seed in options.seeds:
                 for recipe, files in students.items():
                     name = f"{recipe}-{setup.name.split()[0]}-{seed}"

@@ -196,7 +196,7 @@ class Controller:
         if best == self.checkpointing.newest:
             log.info("the last checkpoint is the best one, so there is no second export")
         elif best is not None:
-            self._export(folder.with_name(BEST_EXPORT_FOLDER), best)
+            self._export(folder.parent / BEST_EXPORT_FOLDER, best)
         return folder
 
     def _export(self, folder: Location, saved_in: Location) -> None:
