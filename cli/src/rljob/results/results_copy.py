@@ -102,7 +102,7 @@ def _source(
         yield (lambda: BucketSource(folder)), (lambda: None)
         return
     with ResultsPod(cluster, job, note, image, clock) as pod:
-        yield (lambda: PodClient(pod.connect())), pod.delete
+        yield (lambda: PodClient(pod.connect())), (lambda: pod.delete())
 
 
 def write_run_state(job: StoredJob, folder: Path) -> None:
