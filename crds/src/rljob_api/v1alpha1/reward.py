@@ -136,7 +136,7 @@ class JudgeReward(WireModel):
     The last match in the judge's answer counts."""
     scale: Scale | None = None
     """Lowest and highest number, which become 0 and 1; [0, 1] without labels."""
-    labels: dict[StrictStr, Number] | None = None
+    labels: Annotated[dict[StrictStr, Number], Field(max_length=64)] | None = None
     """Scores of words, such as {good: 1, bad: 0}."""
     request: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
     """Further fields of each request, such as {max_tokens: 1024}.

@@ -87,7 +87,7 @@ class FunctionScorer:
         except TypeError as error:
             arguments = ", ".join(f"{name}=..." for name in ARGUMENTS[Takes(self.takes)])
             advice = "give it these four parameters"
-            fitting = [takes for takes in Takes if _has_parameters(signature.parameters, takes)]
+            fitting = [takes for takes in Takes if takes != self.takes and _has_parameters(signature.parameters, takes)]
             if fitting:
                 advice = f"its parameters are those of `takes: {fitting[0]}`: set this in the job, or change them"
             raise ConfigurationError(
