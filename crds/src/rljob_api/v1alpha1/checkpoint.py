@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
 from rljob_api.rule import sub_path_rule
-from rljob_api.scalars import DnsName, Flag, LongText, PositiveCount, ShortText
+from rljob_api.scalars import EVALUATION_METRIC, DnsName, Flag, LongText, PositiveCount
 
 
 class Resume(StrEnum):
@@ -48,7 +51,7 @@ class KeepBest(WireModel):
 
     An evaluation with a new best value saves a checkpoint at its step. Step 0 does not count."""
 
-    metric: ShortText
+    metric: Annotated[StrictStr, Field(max_length=128, pattern=EVALUATION_METRIC)]
     """Name of the metric, for example `eval/heldout/greedy`."""
     mode: KeepBestMode = KeepBestMode.MAX
     count: PositiveCount = 1
