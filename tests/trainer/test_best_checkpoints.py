@@ -8,13 +8,18 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint, KeepBest, KeepBestMode
-from rljob_testing.training import small_checkpoints
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_testing.messages import Mentions
+from rljob_testing.training import small_checkpoints, training_runs
 from rljob_trainer.checkpoints.layout import list_checkpoint_folders
 from rljob_trainer.controller.best_checkpoints import BestCheckpoints
 from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
+from rljob_trainer.early_checks import refuse_unknown_metric
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.trackers.trackers import Trackers
 
 SCORE = "eval/heldout/greedy"
@@ -161,3 +166,19 @@ def test_a_value_counts_only_for_checkpoints_up_to_its_step() -> None:
     best.saved(6)
     assert [each.step for each in best.up_to(6)] == [6]
     assert not best.up_to(5)
+
+
+def test_a_metric_that_the_evaluation_does_not_report_is_rejected_before_the_run() -> None:
+    evaluation = training_runs.held_out(4, 1) | {"greedy": False, "numSamples": 4}
+
+    def spec(metric: str) -> RLJobSpec:
+        job = training_runs.small_job(evaluations=[evaluation], checkpoint={"keepBest": {"metric": metric}})
+        return RLJob.from_wire(job).spec
+
+    refuse_unknown_metric(spec("eval/heldout/pass_at_2"))
+    for metric in ("eval/heldout/greedy", "eval/heldout/pass_at_3", "eval/heldout/mean_at_8"):
+        with pytest.raises(ConfigurationError) as caught:
+            refuse_unknown_metric(spec(metric))
+        assert str(caught.value) == Mentions(
+            "spec.checkpoint.keepBest.metric", f"seen: {metric}", "eval/heldout/maj_at_4"
+        )

@@ -32,6 +32,10 @@ _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _ABSOLUTE_PATH = r"^/[^\x00]*$"
 _FUNCTION_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 REWARD_NAME = r"^[A-Za-z][A-Za-z0-9_-]*$"
+EVALUATION_METRIC = (
+    r"^eval/[A-Za-z][A-Za-z0-9_-]*"
+    r"/(greedy|excluded_fraction|response_length_mean|(mean|pass|maj)_at_[1-9][0-9]*)$"
+)
 RELEASE = r"^[0-9]+\.[0-9]+\.[0-9]+$"
 _DNS_NAME = rf"^{_SUBDOMAIN}$"
 _LABEL_VALUE = rf"^({_NAME})?$"
@@ -88,6 +92,10 @@ PATTERN_MESSAGES = {
     REWARD_NAME: (
         "must be a name of letters, digits, '-' and '_', such as format",
         "start it with a letter",
+    ),
+    EVALUATION_METRIC: (
+        "must be a metric of an evaluation, such as eval/heldout/greedy",
+        "write eval/NAME/ and greedy, mean_at_8, pass_at_1 or maj_at_8",
     ),
     RELEASE: ("must be a release such as 2.54.0", "use three numbers with dots between them"),
     _DNS_NAME: (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rljob_api.rule import LOCAL_SOURCE
 from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.evaluation_rules import best_metrics
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import ProfilerType
 from rljob_trainer.datasets.rows import local_dataset
@@ -28,6 +29,7 @@ def refuse_missing(
 
     `environment`: the variables of this process. `runs_workers_here`: whether workers have the programs that are
     installed here."""
+    refuse_unknown_metric(spec)
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):
@@ -40,6 +42,17 @@ def refuse_missing(
     if profile is not None and profile.type is ProfilerType.NSYS and runs_workers_here and not shutil.which(NSYS):
         raise missing_nsys("this machine")
     refuse_unusable_trackers(spec.training.trackers, environment)
+
+
+def refuse_unknown_metric(spec: RLJobSpec) -> None:
+    """Raises ConfigurationError if no evaluation has the metric of `keepBest`. The API checks only its evaluation."""
+    best, known = spec.checkpoint.keep_best, best_metrics(spec.training)
+    if best is not None and best.metric not in known:
+        near = [name for name in known if name.startswith(best.metric.rpartition("/")[0] + "/")]
+        raise ConfigurationError(
+            f"spec.checkpoint.keepBest.metric: the evaluation does not report it (seen: {best.metric}; it reports "
+            f"{', '.join(near)}); correct the name, or change greedy or numSamples of the evaluation"
+        )
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:

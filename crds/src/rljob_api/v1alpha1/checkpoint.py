@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
 from rljob_api.rule import exactly_one_rule, rule, sub_path_rule
 from rljob_api.scalars import (
+    EVALUATION_METRIC,
     BucketKey,
     BucketName,
     DnsName,
@@ -15,7 +19,6 @@ from rljob_api.scalars import (
     LongText,
     PositiveCount,
     RegionName,
-    ShortText,
 )
 
 
@@ -58,7 +61,7 @@ class KeepBest(WireModel):
 
     An evaluation with a new best value saves a checkpoint at its step. Step 0 does not count."""
 
-    metric: ShortText
+    metric: Annotated[StrictStr, Field(max_length=128, pattern=EVALUATION_METRIC)]
     """Name of the metric, for example `eval/heldout/greedy`."""
     mode: KeepBestMode = KeepBestMode.MAX
     count: PositiveCount = 1

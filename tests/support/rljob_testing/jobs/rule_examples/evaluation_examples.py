@@ -111,16 +111,7 @@ BAD: dict[str, list[Bad]] = {
     ],
     "RLJobSpec.keepBestMetric": [
         Bad(_B + ".metric", {_V: [{"dataset": _FILE}], _B: {"metric": metric}})
-        for metric in ("critic/rewards/mean", "eval/other/greedy", "eval/heldout", "eval/heldout/pass_at_2")
-    ]
-    + [
-        Bad(_B + ".metric", {_V: [{"dataset": _FILE} | sampling], _B: {"metric": f"eval/heldout/{metric}"}})
-        for sampling, metric in (
-            ({"numSamples": 0}, "mean_at_0"),
-            ({"numSamples": 6}, "pass_at_3"),
-            ({"numSamples": 6}, "pass_at_8"),
-            ({"greedy": False}, "greedy"),
-        )
+        for metric in ("eval/other/greedy", "eval/held/pass_at_2", "eval/heldout2/greedy")
     ]
     + [Bad(_B + ".metric", {_B: {"metric": "eval/heldout/greedy"}})],
 }
