@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.evaluation_rules import rewards_of
+from rljob_api.v1alpha1.environment_rules import rewards_of
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.checks.answers import refuse_unusable
@@ -104,7 +104,16 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     return Prompts(tuple(training_rows), held_out, num_removed)
 
 
-def needs_answers(rewards: Iterable[Reward]) -> bool:
+def rows_with_answers(prompts: Prompts, training: Training) -> dict[str, tuple[PromptRow, ...]]:
+    """Returns the held-out prompts whose answers a reward parses, by the field path of their dataset."""
+    return {
+        where: prompts.held_out[where]
+        for index, each in enumerate(training.evaluations)
+        if (where := evaluation_dataset(index)) and _need_answers(rewards_of(each, training))
+    }
+
+
+def _need_answers(rewards: Iterable[Reward]) -> bool:
     """Whether rows without an answer cannot be scored."""
     return any(reward.type is RewardType.MATH_ANSWER for reward in rewards)
 
@@ -112,7 +121,7 @@ def needs_answers(rewards: Iterable[Reward]) -> bool:
 def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:
     """Raises DatasetError if some rows have no answer or one that the rewards cannot score."""
     unanswered = [row.location for row in rows if row.answer is None]
-    needs = needs_answers(rewards)
+    needs = _need_answers(rewards)
     if unanswered and (len(unanswered) < len(rows) or needs):
         why = "the reward MathAnswer needs one" if needs else "the other rows have one"
         raise DatasetError(

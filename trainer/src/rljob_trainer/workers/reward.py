@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import compress, count, repeat
@@ -17,14 +17,15 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.evaluation_rules import ENVIRONMENT_REWARD
-from rljob_api.v1alpha1.reward import ErrorPolicy, OverlongPenalty, Reward
+from rljob_api.v1alpha1.environment_rules import ENVIRONMENT_REWARD
+from rljob_api.v1alpha1.reward import ErrorPolicy, Reward
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec, excerpt
+from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -180,12 +181,9 @@ class RewardWorker(Worker):
         are_incomplete = batch[IS_LOST].tolist()
         complete = list(compress(requests, [not each for each in are_incomplete]))
         names = [scorer.reward.name for scorer in self.settings.scorers]
-        wanted = _scored_by(batch, names)
-        outcomes = [
-            pool.submit(complete) if name in wanted else _not_scored(len(complete))
-            for name, pool in zip(names, self.pools, strict=True)
-        ]
-        indices = count()
+        pools = dict(zip(names, self.pools, strict=True))
+        wanted, indices = _scored_by(batch, names), count()
+        outcomes = [pools[name].submit(complete) if name in wanted else _not_scored(len(complete)) for name in names]
         columns = (
             batch[SAMPLE_IDS].tolist(),
             requests,
@@ -318,8 +316,7 @@ def _scored_by(batch: DataProto, names: Sequence[str]) -> Sequence[str]:
     """The rewards that score these responses, of those with these names."""
     if SCORED_BY not in batch or not len(batch):
         return names
-    wanted = batch.object_column(SCORED_BY)[0]
-    assert isinstance(wanted, tuple), "a row of SCORED_BY"
+    wanted = str(batch.object_column(SCORED_BY)[0]).split()
     return [name for name in names if name in wanted]
 
 
@@ -401,15 +398,3 @@ def _request_text(request: RewardRequest) -> str:
     if request.answer is not None:
         shown["answer"] = str(request.answer)
     return "".join(f"  {name}: {excerpt(text, MAX_EXCERPT_CHARACTERS)!r}\n" for name, text in shown.items())
-
-
-def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:
-    """Soft overlong punishment: min(-exceed / buffer * factor, 0) with exceed = num_tokens - (max_new_tokens - buffer).
-    The score is 0 up to the buffer's beginning and -factor at the limit.
-
-    Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.4, equation 13, where the factor is 1 and responses beyond
-    the limit get -1; here no response is longer than the limit. `num_tokens` includes the end token. When to use:
-    against truncation, instead of a hard penalty at the limit.
-    """
-    begin = max_new_tokens - penalty.buffer_tokens
-    return tuple(min((begin - each) / penalty.buffer_tokens * penalty.penalty_factor, 0.0) for each in num_tokens)
