@@ -71,7 +71,7 @@ def test_all_parts_are_drawn_at_every_width_in_light_and_dark(
     assert browser.texts("h1") == ["Complete at step 30 of 30: held-out score 0.2 → 0.9"]
     assert {
         "Training reward mean score",
-        "Held-out score mean score",
+        "Held-out score, heldout mean score",
         "Seconds by phase seconds (stacked)",
     } <= {*browser.texts(".chart h3")}
     assert browser.texts("section > h2") == [
@@ -90,7 +90,7 @@ def test_all_parts_are_drawn_at_every_width_in_light_and_dark(
 
 def test_the_cursor_shows_the_values_of_a_step(browser: Browser, show: Show) -> None:
     show(whole_run())
-    assert browser.texts(".chart:nth-child(2) .u-series") == ["step30", "greedy0.9", "sampled0.8"]
+    assert browser.texts(".chart:nth-child(2) .u-series") == ["step30", "greedy0.9", "mean@10.8"]
     browser.press(".chart", "\ue011")  # Home
     browser.press(".chart", "\ue014")  # the right arrow
     assert browser.texts(".chart:nth-child(1) .u-series")[:2] == ["step2", "reward0.1988"]

@@ -13,8 +13,8 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.messages import Mentions
 from rljob_testing.training import small_checkpoints, training_runs
 from rljob_trainer.checkpoints.layout import list_checkpoint_folders
-from rljob_trainer.controller.best_checkpoints import BestCheckpoints
 from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.evaluations.best_checkpoints import BestCheckpoints
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves

@@ -9,8 +9,8 @@ from itertools import combinations
 
 import pytest
 
-from rljob_api.v1alpha1.evaluation import Evaluation, metric_names, pass_at_ks
-from rljob_trainer.controller.evaluation_scores import ScoredResponse, evaluation_metrics, majority_score, pass_at_k
+from rljob_api.v1alpha1.dataset import Evaluation, metric_names, pass_at_ks
+from rljob_trainer.controller.evaluations.scores import ScoredResponse, evaluation_metrics, majority_score, pass_at_k
 
 
 def plain_pass_at_k(passes: Sequence[bool], k: int) -> Fraction:

@@ -11,7 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from rljob_api.v1alpha1.evaluation import Evaluation, scores_of
+from rljob_api.v1alpha1.dataset import Evaluation, scores_of
 from rljob_testing.messages import Mentions
 from rljob_trainer.observability.log import printable, set_up_logging
 from rljob_trainer.observability.progress import ProgressDisplay, duration

@@ -12,11 +12,11 @@ from typing import cast
 import pytest
 import torch
 
-from rljob_api.v1alpha1.evaluation import Evaluation, scores_of
+from rljob_api.v1alpha1.dataset import Evaluation, scores_of
 from rljob_testing.training.training_runs import RecordedTokens
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.controller import Controller
-from rljob_trainer.controller.evaluation import EvaluationResult
+from rljob_trainer.controller.evaluations.evaluation import EvaluationResult
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.step_rows import StepRows

@@ -13,14 +13,14 @@ import pytest
 
 from rljob_api.constants import ExitCode
 from rljob_api.job_file import resolved_job_text
-from rljob_api.v1alpha1.evaluation import Evaluation
+from rljob_api.v1alpha1.dataset import Evaluation
 from rljob_api.v1alpha1.spec import Metadata
 from rljob_api.v1alpha1.tracker import Tracker
 from rljob_testing.messages import Mentions
 from rljob_testing.training import tracker_files, training_runs
 from rljob_testing.training.tracker_files import mlflow_runs, wandb_files
 from rljob_testing.training.tracker_servers import answering_server
-from rljob_trainer.controller.evaluation_scores import ScoredResponse, evaluation_metrics
+from rljob_trainer.controller.evaluations.scores import ScoredResponse, evaluation_metrics
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.trackers import tracker_process, trackers
 from rljob_trainer.trackers.messages import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rljob_api.rule import LOCAL_SOURCE
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.evaluation_rules import best_metrics
+from rljob_api.v1alpha1.environment_rules import best_metrics
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import ProfilerType
 from rljob_trainer.datasets.rows import local_dataset

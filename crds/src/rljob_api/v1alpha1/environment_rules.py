@@ -1,14 +1,17 @@
-"""Rules between the environment and the other settings of the training: dataset, evaluations, rewards, limits of
-tokens."""
+"""Rules between the environment and the other settings of the training (dataset, evaluations, rewards, limits of
+tokens), and between the evaluations and these settings."""
 
 from __future__ import annotations
 
-from rljob_api.rule import Path, rule
+from collections.abc import Callable
+
+from rljob_api.rule import Path, rule, unique_rule
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.dataset import EVALUATION_METRICS, Dataset, DatasetType, Evaluation, metric_names
 from rljob_api.v1alpha1.environment import EnvironmentType, RewritePolicy
 from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel, is_distillation, is_distillation_cel
-from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_api.yaml_text import wire_path
 
@@ -165,5 +168,153 @@ TRAINING_ENVIRONMENT_RULES = (
         wrong="must be at most rollout.maxNewTokens, the limit of all turns together",
         advice="reduce maxTurnTokens, or increase rollout.maxNewTokens",
         holds=_turn_fits,
+    ),
+)
+
+
+ENVIRONMENT_REWARD = "environment"
+"""The name of the reward that is added if a job with an environment lists none of type Environment."""
+
+
+def reward_names(training: Training) -> list[str]:
+    """The names of all rewards, with the one that an environment may add."""
+    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
+    added = [ENVIRONMENT_REWARD] if training.environment is not None and not is_listed else []
+    return [*(reward.name for reward in training.rewards), *added]
+
+
+def rewards_of(evaluation: Evaluation, training: Training) -> list[Reward]:
+    """The listed rewards that score the responses of an evaluation."""
+    wanted = evaluation.rewards
+    return [reward for reward in training.rewards if wanted is None or reward.name in wanted]
+
+
+def _faults(is_fault: Callable[[Evaluation, Training], bool], *field: str) -> Callable[[Training], list[Path]]:
+    """Returns a function that returns the paths, relative to `evaluations`, of `field` of each entry with the fault."""
+    return lambda training: [
+        (index, *field) for index, each in enumerate(training.evaluations) if is_fault(each, training)
+    ]
+
+
+def _unknown_rewards(training: Training) -> list[Path]:
+    known = reward_names(training)
+    return [
+        (index, "rewards", number)
+        for index, each in enumerate(training.evaluations)
+        for number, name in enumerate(each.rewards or ())
+        if name not in known
+    ]
+
+
+def _needs_gym_rows(evaluation: Evaluation, training: Training) -> bool:
+    """Whether a reward of type ReasoningGym would score rows of another dataset."""
+    is_scored = any(each.type is RewardType.REASONING_GYM for each in rewards_of(evaluation, training))
+    dataset = evaluation.dataset
+    return is_scored and dataset is not None and dataset.type is not DatasetType.REASONING_GYM
+
+
+_without_rows = _faults(lambda each, training: each.dataset is None and training.dataset is not None, "dataset")
+_with_other_rows = _faults(_needs_gym_rows, "dataset", "type")
+_too_long = _faults(lambda each, training: (each.max_new_tokens or 0) > training.rollout.max_new_tokens, "maxNewTokens")
+_not_synced = _faults(lambda each, training: each.every_steps % training.rollout.sync_every_steps != 0, "everySteps")
+
+
+def best_metrics(training: Training) -> list[str]:
+    """The metrics that `keepBest` may name: those of all evaluations, without those of single rewards."""
+    return [name for each in training.evaluations for name in metric_names(each)]
+
+
+def _names_an_evaluation(spec: RLJobSpec) -> bool:
+    best = spec.checkpoint.keep_best
+    prefixes = tuple(f"{EVALUATION_METRICS}{each.name}/" for each in spec.training.evaluations)
+    return best is None or best.metric.startswith(prefixes)
+
+
+TRAINING_EVALUATION_RULES = (
+    unique_rule(
+        Training,
+        "evaluations",
+        "name",
+        lambda training: [each.name for each in training.evaluations],
+        "give each evaluation a different name (the default is heldout)",
+    ),
+    rule(
+        Training,
+        "Training.evaluationDataset",
+        field=".evaluations",
+        cel="!has(self.dataset) || self.evaluations.all(each, has(each.dataset))",
+        wrong="each needs a dataset, because training has one",
+        advice="add a dataset with held-out rows",
+        holds=lambda training: not _without_rows(training),
+        fault_paths=_without_rows,
+    ),
+    rule(
+        Training,
+        "Training.evaluationsScored",
+        field=".evaluations",
+        cel="size(self.evaluations) == 0 || size(self.rewards) > 0 || has(self.environment)",
+        wrong="would have no scores, because training.rewards is empty",
+        advice="add a reward (weight 0 keeps it out of the training), or remove the evaluations",
+        holds=lambda training: not training.evaluations or bool(reward_names(training)),
+    ),
+    rule(
+        Training,
+        "Training.evaluationRewards",
+        field=".evaluations",
+        cel="self.evaluations.all(each, !has(each.rewards) || each.rewards.all(name,"
+        " self.rewards.exists(reward, reward.name == name) || name == 'environment' && has(self.environment)"
+        " && !self.rewards.exists(reward, reward.type == 'Environment')))",
+        wrong="rewards must be names of training.rewards",
+        advice="correct the name, or add the reward; weight 0 keeps it out of the training",
+        holds=lambda training: not _unknown_rewards(training),
+        fault_paths=_unknown_rewards,
+        details=lambda training, _: reward_names(training),
+    ),
+    rule(
+        Training,
+        "Training.reasoningGymEvaluation",
+        field=".evaluations",
+        cel="self.evaluations.all(each, !has(each.dataset) || each.dataset.type == 'ReasoningGym'"
+        " || !self.rewards.exists(reward, reward.type == 'ReasoningGym'"
+        " && (!has(each.rewards) || reward.name in each.rewards)))",
+        wrong="the dataset's type must be ReasoningGym, because a reward of type ReasoningGym scores the evaluation",
+        advice="change the type of this dataset or of the reward, or name other rewards in `rewards`",
+        holds=lambda training: not _with_other_rows(training),
+        fault_paths=_with_other_rows,
+    ),
+    rule(
+        Training,
+        "Training.evaluationNewTokens",
+        field=".evaluations",
+        cel="self.evaluations.all(each, !has(each.maxNewTokens) || each.maxNewTokens <= self.rollout.maxNewTokens)",
+        wrong="maxNewTokens must be at most rollout.maxNewTokens, for which the rollout engine has memory",
+        advice="reduce it, or increase rollout.maxNewTokens",
+        holds=lambda training: not _too_long(training),
+        fault_paths=_too_long,
+        details=lambda training, _: [f"rollout.maxNewTokens: {training.rollout.max_new_tokens}"],
+    ),
+    rule(
+        Training,
+        "Training.syncEverySteps",
+        field=".evaluations",
+        cel="self.evaluations.all(each, each.everySteps % self.rollout.syncEverySteps == 0)",
+        wrong="everySteps must be a multiple of rollout.syncEverySteps, because an evaluation transfers the newest"
+        " weights to the rollout engine",
+        advice="change everySteps or rollout.syncEverySteps",
+        holds=lambda training: not _not_synced(training),
+        fault_paths=_not_synced,
+        details=lambda training, _: [f"rollout.syncEverySteps: {training.rollout.sync_every_steps}"],
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.keepBestMetric",
+        field=".checkpoint.keepBest.metric",
+        # An exact comparison would be too expensive for the API server; the trainer makes it at its start.
+        cel="!has(self.checkpoint.keepBest) || self.training.evaluations.exists(each,"
+        " self.checkpoint.keepBest.metric.startsWith('eval/' + each.name + '/'))",
+        wrong="must be a metric of one of training.evaluations, such as eval/heldout/greedy",
+        advice="correct the name, or add the evaluation",
+        holds=_names_an_evaluation,
+        details=lambda spec, _: best_metrics(spec.training),
     ),
 )

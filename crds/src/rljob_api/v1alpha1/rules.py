@@ -20,9 +20,7 @@ from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.checkpoint import CHECKPOINT_RULES
 from rljob_api.v1alpha1.dataset import DATASET_RULES
 from rljob_api.v1alpha1.environment import ENVIRONMENT_RULES
-from rljob_api.v1alpha1.environment_rules import TRAINING_ENVIRONMENT_RULES
-from rljob_api.v1alpha1.evaluation import EVALUATION_RULES
-from rljob_api.v1alpha1.evaluation_rules import TRAINING_EVALUATION_RULES
+from rljob_api.v1alpha1.environment_rules import TRAINING_ENVIRONMENT_RULES, TRAINING_EVALUATION_RULES
 from rljob_api.v1alpha1.kl import KL_RULES
 from rljob_api.v1alpha1.model import MODEL_RULES
 from rljob_api.v1alpha1.optional_roles import CRITIC_RULES, TEACHER_RULES
@@ -58,7 +56,6 @@ RULES: tuple[Rule, ...] = (
     *TRACKER_RULES,
     *ENVIRONMENT_RULES,
     *TRAINING_ENVIRONMENT_RULES,
-    *EVALUATION_RULES,
     *TRAINING_EVALUATION_RULES,
     *ADVANTAGE_RULES,
     *POLICY_LOSS_RULES,

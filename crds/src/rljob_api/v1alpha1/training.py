@@ -12,9 +12,8 @@ from rljob_api.base import WireModel
 from rljob_api.rule import Path, rule, unique_rule
 from rljob_api.scalars import Count, Fraction, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.dataset import Dataset, DatasetType
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation
 from rljob_api.v1alpha1.environment import Environment
-from rljob_api.v1alpha1.evaluation import Evaluation
 from rljob_api.v1alpha1.model import Critic, LoraSync, Model
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.reward import Reward, RewardType

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from rljob_api.contract_documents import TrainerJob
-from rljob_api.v1alpha1.evaluation_rules import rewards_of
-from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.auto_settings import (
     AdaptedModel,
@@ -49,9 +47,8 @@ from rljob_trainer.controller.model_roles import (
     reward_settings,
     roles_with_policy_model,
 )
-from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts, types_that_need_answers
+from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts, rows_with_answers
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
-from rljob_trainer.datasets.prompts import evaluation_dataset
 from rljob_trainer.engines.rollout.select import vllm_supports_adapters
 from rljob_trainer.engines.train.kernels import check_kernel_device
 from rljob_trainer.engines.train.lora import target_endings
@@ -117,12 +114,7 @@ def built_run(
             job.spec, settings, policy, known, saved.hub_role_models if saved else HubRoleModels()
         )
         log.info("data: %s", prompts if job.spec.training.dataset else "no dataset; the environment makes the prompts")
-        with_answers = {
-            field: prompts.held_out[field]
-            for index, each in enumerate(job.spec.training.evaluations)
-            if (field := evaluation_dataset(index))
-            and RewardType.MATH_ANSWER in types_that_need_answers(rewards_of(each, job.spec.training))
-        }
+        with_answers = rows_with_answers(prompts, job.spec.training)
         drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, with_answers, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))

@@ -41,7 +41,7 @@ from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
 from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.auto_settings import AutoSettings
-from rljob_trainer.controller.best_checkpoints import BestCheckpoints, BestState
+from rljob_trainer.controller.evaluations.best_checkpoints import BestCheckpoints, BestState
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.protocols import TrainedGroup

@@ -18,7 +18,7 @@ from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
-from rljob_trainer.controller.evaluation import evaluations_of
+from rljob_trainer.controller.evaluations.evaluation import evaluations_of
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.model_roles import engines_of, scoring_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.evaluation_rules import rewards_of
+from rljob_api.v1alpha1.environment_rules import rewards_of
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.checks.answers import refuse_unusable, refuse_unusable_tests
@@ -98,7 +98,17 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     return Prompts(tuple(training_rows), held_out, num_removed)
 
 
-def types_that_need_answers(rewards: Iterable[Reward]) -> list[RewardType]:
+def rows_with_answers(prompts: Prompts, training: Training) -> dict[str, tuple[PromptRow, ...]]:
+    """Returns the held-out prompts whose answers MathAnswer parses, by the field path of their dataset."""
+    return {
+        where: prompts.held_out[where]
+        for index, each in enumerate(training.evaluations)
+        if (where := evaluation_dataset(index))
+        and RewardType.MATH_ANSWER in _types_that_need_answers(rewards_of(each, training))
+    }
+
+
+def _types_that_need_answers(rewards: Iterable[Reward]) -> list[RewardType]:
     """Returns the types of the rewards that cannot score rows without an answer."""
     return [each.type for each in rewards if each.type in (RewardType.MATH_ANSWER, RewardType.CODE)]
 
@@ -106,7 +116,7 @@ def types_that_need_answers(rewards: Iterable[Reward]) -> list[RewardType]:
 def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:
     """Raises DatasetError if some rows have no answer or one that the rewards cannot score."""
     unanswered = [row.location for row in rows if row.answer is None]
-    needing = types_that_need_answers(rewards)
+    needing = _types_that_need_answers(rewards)
     if unanswered and (len(unanswered) < len(rows) or needing):
         why = f"the reward {needing[0]} needs one" if needing else "the other rows have one"
         raise DatasetError(

@@ -196,7 +196,7 @@ class RolloutPhase:
             assert environment_seeds is not None, "each environment needs a seed"
             one_row_per_prompt = one_row_per_prompt.with_columns({ENVIRONMENT_SEEDS: environment_seeds})
         if weights is not None:
-            names = (tuple(weights),) * len(prompts)
+            names = (" ".join(weights),) * len(prompts)
             one_row_per_prompt = one_row_per_prompt.with_columns(objects={SCORED_BY: names})
         inputs = one_row_per_prompt.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}

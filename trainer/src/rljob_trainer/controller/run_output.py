@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob_api.v1alpha1.evaluation import Evaluation, EvaluationScores, scores_of
+from rljob_api.v1alpha1.dataset import Evaluation, EvaluationScores, scores_of
 from rljob_api.v1alpha1.training import Logger
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.plots import draw_plots

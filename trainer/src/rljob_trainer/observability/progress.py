@@ -13,7 +13,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from rljob_api.standard_streams import discard_output
-from rljob_api.v1alpha1.evaluation import EvaluationScores
+from rljob_api.v1alpha1.dataset import EvaluationScores
 from rljob_trainer.observability.metrics import (
     EXCLUDED_FRACTION,
     REWARD_MEAN,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import compress, count, repeat
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.evaluation_rules import ENVIRONMENT_REWARD
-from rljob_api.v1alpha1.reward import OverlongPenalty, Reward
+from rljob_api.v1alpha1.environment_rules import ENVIRONMENT_REWARD
+from rljob_api.v1alpha1.reward import Reward
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
@@ -27,6 +27,7 @@ from rljob_trainer.observability.metrics import NAMED_REWARD_PREFIX, Metrics
 from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.code import POOL_SECONDS, CodeScorer
 from rljob_trainer.rewards.error_policies import apply_error_policies
+from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.process_pool import ONE_BY_ONE, ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -198,12 +199,11 @@ class RewardWorker(Worker):
         if SCORED_GROUPS in batch:
             groups = list(compress(batch[SCORED_GROUPS].tolist(), [not each for each in are_incomplete]))
         names = [scorer.reward.name for scorer in self.settings.scorers]
-        wanted = _scored_by(batch, names)
+        pools = dict(zip(names, self.pools, strict=True))
+        wanted, indices = _scored_by(batch, names), count()
         outcomes = [
-            pool.submit(complete, groups) if name in wanted else _not_scored(len(complete))
-            for name, pool in zip(names, self.pools, strict=True)
+            pools[name].submit(complete, groups) if name in wanted else _not_scored(len(complete)) for name in names
         ]
-        indices = count()
         columns = (
             batch[SAMPLE_IDS].tolist(),
             requests,
@@ -346,8 +346,7 @@ def _scored_by(batch: DataProto, names: Sequence[str]) -> Sequence[str]:
     """The rewards that score these responses, of those with these names."""
     if SCORED_BY not in batch or not len(batch):
         return names
-    wanted = batch.object_column(SCORED_BY)[0]
-    assert isinstance(wanted, tuple), "a row of SCORED_BY"
+    wanted = str(batch.object_column(SCORED_BY)[0]).split()
     return [name for name in names if name in wanted]
 
 
@@ -360,15 +359,3 @@ def _mapping(row: object) -> Mapping[str, object]:
     if not isinstance(row, Mapping):
         raise RewardError(f"a dataset row must be a mapping (seen: {type(row).__name__})")
     return row
-
-
-def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:
-    """Soft overlong punishment: min(-exceed / buffer * factor, 0) with exceed = num_tokens - (max_new_tokens - buffer).
-    The score is 0 up to the buffer's beginning and -factor at the limit.
-
-    Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.4, equation 13, where the factor is 1 and responses beyond
-    the limit get -1; here no response is longer than the limit. `num_tokens` includes the end token. When to use:
-    against truncation, instead of a hard penalty at the limit.
-    """
-    begin = max_new_tokens - penalty.buffer_tokens
-    return tuple(min((begin - each) / penalty.buffer_tokens * penalty.penalty_factor, 0.0) for each in num_tokens)

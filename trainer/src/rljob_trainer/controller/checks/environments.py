@@ -10,7 +10,7 @@ from pathlib import Path
 from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.environment import Environment, RewritePolicy
-from rljob_api.v1alpha1.evaluation_rules import ENVIRONMENT_REWARD
+from rljob_api.v1alpha1.environment_rules import ENVIRONMENT_REWARD
 from rljob_api.v1alpha1.recipes import is_distillation
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training

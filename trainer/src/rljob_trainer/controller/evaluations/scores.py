@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob_api.v1alpha1.evaluation import EVALUATION_METRICS, Evaluation, pass_at_ks
+from rljob_api.v1alpha1.dataset import EVALUATION_METRICS, Evaluation, pass_at_ks
 
 ROUNDING = 1e-9
 """A weighted sum of rewards passes if it is below the threshold by no more than this."""

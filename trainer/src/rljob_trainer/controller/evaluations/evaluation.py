@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rljob_api.v1alpha1.evaluation import Evaluation as EvaluationSpec
-from rljob_api.v1alpha1.evaluation_rules import rewards_of
+from rljob_api.v1alpha1.dataset import Evaluation as EvaluationSpec
+from rljob_api.v1alpha1.environment_rules import rewards_of
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.evaluation_scores import ScoredResponse, evaluation_metrics
+from rljob_trainer.controller.evaluations.scores import ScoredResponse, evaluation_metrics
 from rljob_trainer.controller.outcomes import reasons_text
+from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import RolloutPhase
-from rljob_trainer.controller.sample_seeds import sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow, evaluation_dataset
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
