@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -28,8 +27,7 @@ from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardRequest, RewardStatus, Takes
-from rljob_trainer.rewards.error_policies import apply_error_policies
+from rljob_trainer.rewards.base import CallSettings, Takes
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.loading import call_settings, scorer_spec
@@ -305,28 +303,6 @@ def test_failures_are_counted_for_each_reward(tmp_path: Path) -> None:
     assert samples[1].rewards == {"length": 1.0, "form": 1.0, "brief": 0.0, "slow": None}
     assert samples[1].statuses == {"length": "OK", "form": "OK", "slow": "TIMEOUT"}
     assert [sample.outcome for sample in samples] == ["COMPLETED", "COMPLETED", "COMPLETED", "MAX_TOKENS"]
-
-
-@pytest.mark.parametrize(
-    ("on_timeout", "expected"),
-    [(ErrorPolicy.EXCLUDE, None), (ErrorPolicy.SCORE, -1.0), (ErrorPolicy.FAIL, RewardError)],
-)
-@pytest.mark.parametrize("status", [RewardStatus.TIMEOUT, RewardStatus.DIED, RewardStatus.UNREACHABLE])
-def test_a_failure_that_is_no_error_of_the_code_follows_the_policy_for_timeouts(
-    on_timeout: ErrorPolicy, status: RewardStatus, expected: float | type[RewardError] | None
-) -> None:
-    """An unreachable service never gives a score."""
-    reward = Reward(name="a", type=RewardType.MATH_ANSWER, on_timeout=on_timeout, error_score=-1.0)
-    arguments = reward, "rewards[0]", "f", [RewardRequest("p", "r", "", {})], [RewardOutcome(None, status, "no", 1.0)]
-    if isinstance(expected, type):
-        with pytest.raises(expected, match=r"rewards\[0\]\.onTimeout: Exclude"):
-            apply_error_policies(*arguments)
-        return
-    [score] = apply_error_policies(*arguments)
-    if expected is None or status is RewardStatus.UNREACHABLE:
-        assert math.isnan(score)
-    else:
-        assert score == expected
 
 
 @pytest.mark.usefixtures("in_place")

@@ -45,8 +45,7 @@ def run_job(
     trackers: Trackers,
     bucket_copy: BucketRunFolder,
 ) -> int:
-    """Sets up, resumes, trains, saves and exports. Returns the exit code. Raises TrainerError. The caller ends the
-    trackers."""
+    """Sets up, resumes, trains, saves and exports. Returns the exit code, or raises TrainerError. Trackers go on."""
     prune_attempts(settings.run_folder, settings.attempt)
     checkpointing = checkpointing_of(job, settings, bucket_copy)
     point = checkpointing.find()

@@ -55,8 +55,7 @@ ENVIRONMENT_REQUEST_COLUMNS = (PROMPT_MESSAGES, DATASET_ROWS, ENVIRONMENT_SEEDS,
 RESPONSE_COLUMNS = (SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS, MESSAGES)
 """Columns of finished responses that reward functions need; the last two only in a job with an environment."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS, SCORED_BY)
-"""Prompt columns that reward functions need. In a job with an environment the first two come with the response. The
-last one is optional."""
+"""Prompt columns that rewards need; SCORED_BY is optional. With an environment the first two come with the response."""
 
 
 @dataclass(frozen=True)

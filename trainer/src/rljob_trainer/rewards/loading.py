@@ -55,15 +55,7 @@ def scorer_spec(
         case RewardType.MATH_ANSWER:
             return MathAnswerScorer(f"{where}.type {of_reward}")
         case RewardType.CODE:
-            code = reward.code or CodeReward()
-            return CodeScorer(
-                f"{where}.type {of_reward}",
-                is_fraction=code.score is CodeScore.FRACTION,
-                max_tests=code.max_tests,
-                test_seconds=code.test_timeout_seconds,
-                response_seconds=reward.timeout_seconds,
-                memory_bytes=bytes_of(code.memory),
-            )
+            return _code(reward.code or CodeReward(), f"{where}.type {of_reward}", reward.timeout_seconds)
         case RewardType.REASONING_GYM:
             if dataset is None or dataset.reasoning_gym is None:
                 seen = "there is no dataset" if dataset is None else f"dataset.type is {dataset.type}"
@@ -122,6 +114,17 @@ def service_variables(reward: Reward, environment: Mapping[str, str]) -> dict[st
 def service_of(reward: Reward) -> JudgeReward | RemoteReward | None:
     """The service that the reward calls, if the trainer calls it."""
     return reward.judge or reward.remote
+
+
+def _code(code: CodeReward, where: str, response_seconds: float) -> CodeScorer:
+    return CodeScorer(
+        where,
+        is_fraction=code.score is CodeScore.FRACTION,
+        max_tests=code.max_tests,
+        test_seconds=code.test_timeout_seconds,
+        response_seconds=response_seconds,
+        memory_bytes=bytes_of(code.memory),
+    )
 
 
 def _judge(judge: JudgeReward, reward: Reward, where: str, num_processes: int, job_folder: Path) -> JudgeScorer:

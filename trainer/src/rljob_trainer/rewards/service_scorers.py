@@ -1,44 +1,14 @@
-"""The settings of rewards that call a service. The code that calls it is imported by the scoring processes of these
-rewards only, because event loops and HTTP need time and memory."""
+"""Scorers that call a service. Only the scoring processes of these rewards import the code that calls it, because event
+loops and HTTP need time and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import AsyncCalls
-from rljob_trainer.settings import variable_or_none
+from rljob_trainer.rewards.service_settings import JudgeSettings, RemoteSettings
 
 
-@dataclass(frozen=True)
-class JudgeScorer:
-    """The settings of a judge; the limits are the share of one process."""
-
-    where: str
-    """The field of the reward, such as `spec.training.rewards[0] (reward style)`."""
-    url: str
-    """Without `/chat/completions`."""
-    model: str
-    key_variable: str | None
-    rubric: str
-    pattern: str
-    scale: tuple[float, float] | None
-    """The numbers that become 0 and 1; None if the judge answers with a label."""
-    labels: Mapping[str, float]
-    request: Mapping[str, object]
-    """Further fields of each request, which replace DEFAULT_REQUEST."""
-    timeout_seconds: float
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    prompt_price: float
-    """Of a million tokens."""
-    completion_price: float
-
-    @property
-    def name(self) -> str:
-        """The judge's model."""
-        return f"the judge {self.model}"
+class JudgeScorer(JudgeSettings):
+    """Scores responses by a judge."""
 
     def load(self) -> AsyncCalls:
         """Raises ConfigurationError if the variable of the key is not set."""
@@ -48,20 +18,8 @@ class JudgeScorer:
         return AsyncCalls(judge.scores, has_own_limits=True, probe=judge.probe)
 
 
-@dataclass(frozen=True)
-class RemoteScorer:
-    """The settings of a reward server."""
-
-    where: str
-    """The field of the reward, such as `spec.training.rewards[0] (reward style)`."""
-    url: str
-    key_variable: str | None
-    timeout_seconds: float
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"the reward server {self.url}"
+class RemoteScorer(RemoteSettings):
+    """Scores responses by a reward server."""
 
     def load(self) -> AsyncCalls:
         """Raises ConfigurationError if the variable of the key is not set."""
@@ -69,15 +27,3 @@ class RemoteScorer:
 
         server = RewardServer(self)
         return AsyncCalls(server.scores, has_own_limits=True, probe=server.probe)
-
-
-def key_of(variable: str | None, where: str) -> str | None:
-    """The key in this environment variable. Raises ConfigurationError if the variable is not set."""
-    if variable is None:
-        return None
-    # A Secret that was made from a file often ends with a line end.
-    if not (key := (variable_or_none(variable) or "").strip()):
-        raise ConfigurationError(
-            f"{where}: keyVariable: the environment variable {variable} is not set; set it in spec.env, from a Secret"
-        )
-    return key
