@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, as_score
 from rljob_trainer.rewards.function import score_list
-from rljob_trainer.rewards.service import Counts, Service, ServiceError
-from rljob_trainer.rewards.service_settings import RemoteSettings, key_of
+from rljob_trainer.rewards.services.service import Counts, Service, ServiceError
+from rljob_trainer.rewards.services.settings import RemoteSettings, key_of
 
 FIELDS = ("rewards", "scores")
 """Fields of an answer. OpenRLHF's servers may answer with both; the rewards are what it trains on."""

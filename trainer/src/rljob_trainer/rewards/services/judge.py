@@ -23,8 +23,8 @@ from rljob_trainer.rewards.base import (
     excerpt,
 )
 from rljob_trainer.rewards.final_message import SPECIAL_TOKEN
-from rljob_trainer.rewards.service import Counts, Service, ServiceError, ServiceLimits, UnusableAnswerError
-from rljob_trainer.rewards.service_settings import JudgeSettings, key_of
+from rljob_trainer.rewards.services.service import Counts, Service, ServiceError, ServiceLimits, UnusableAnswerError
+from rljob_trainer.rewards.services.settings import JudgeSettings, key_of
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 OTHER_SPECIAL_TOKEN = re.compile(r"\[/?[A-Z_]{3,40}\]")

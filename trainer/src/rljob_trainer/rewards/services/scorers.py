@@ -4,7 +4,7 @@ loops and HTTP need time and memory."""
 from __future__ import annotations
 
 from rljob_trainer.rewards.base import AsyncCalls
-from rljob_trainer.rewards.service_settings import JudgeSettings, RemoteSettings
+from rljob_trainer.rewards.services.settings import JudgeSettings, RemoteSettings
 
 
 class JudgeScorer(JudgeSettings):
@@ -12,7 +12,7 @@ class JudgeScorer(JudgeSettings):
 
     def load(self) -> AsyncCalls:
         """Raises ConfigurationError if the variable of the key is not set."""
-        from rljob_trainer.rewards.judge import Judge
+        from rljob_trainer.rewards.services.judge import Judge
 
         judge = Judge(self)
         return AsyncCalls(judge.scores, has_own_limits=True, probe=judge.probe)
@@ -23,7 +23,7 @@ class RemoteScorer(RemoteSettings):
 
     def load(self) -> AsyncCalls:
         """Raises ConfigurationError if the variable of the key is not set."""
-        from rljob_trainer.rewards.remote import RewardServer
+        from rljob_trainer.rewards.services.remote import RewardServer
 
         server = RewardServer(self)
         return AsyncCalls(server.scores, has_own_limits=True, probe=server.probe)
