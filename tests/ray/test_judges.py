@@ -22,11 +22,12 @@ from rljob_testing.reward_services import Answer, Received, completion, reward_s
 from rljob_testing.settings import inherited_environment
 from rljob_testing.training import training_runs
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.models.source import cache_folder, local_model_folder
+from rljob_trainer.models.source import local_model_folder
 from rljob_trainer.rewards.base import RewardRequest
 from rljob_trainer.rewards.loading import call_settings, scorer_spec
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
+from rljob_trainer.settings import cache_folder
 
 pytestmark = [pytest.mark.ray]
 
