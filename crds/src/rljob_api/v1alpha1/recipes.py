@@ -180,7 +180,7 @@ def is_chosen_cel(algorithm: str, part: str, types: Collection[str]) -> str:
     recipes = [name for name, variant in by_recipe.items() if variant in types]
     if recipes and recipes == [name for name in RECIPES if name in types]:
         # Variant and recipe have the same name, so either of them can be compared.
-        return _is_one_of_cel(f"(has({chosen_type}) ? {chosen_type} : {recipe})", types)
+        return f"({_is_one_of_cel(f'(has({chosen_type}) ? {chosen_type} : {recipe})', types)})"
     if not recipes:
         return f"(has({chosen_type}) && {_is_one_of_cel(chosen_type, types)})"
     return f"(has({chosen_type}) ? {_is_one_of_cel(chosen_type, types)} : {_is_one_of_cel(recipe, recipes)})"
