@@ -193,7 +193,14 @@ def draw(folder: Path, name: str, *, is_filtered: bool) -> None:
     )
     files = ParquetFiles(sorted((folder / "data").glob("*.parquet")))
     settings = FilterPass(
-        files.paths, dataset, WHERE, folder / "model", HeldOut(), finds_duplicates=True, why_unusable=why_unusable
+        files.paths,
+        dataset,
+        WHERE,
+        folder / "model",
+        HeldOut(),
+        finds_duplicates=True,
+        answers_needed_by="MathAnswer",
+        why_unusable=why_unusable,
     )
     if is_filtered:
         index = opened_or_built(files, settings, folder / "index", tell_progress)

@@ -48,8 +48,35 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
     "another type's block": (
         {T + "rewards[0]": {"type": "Function", "format": {"pattern": "a"}}},
         {
-            "spec.training.rewards[0].function": ("required", "type Function", "add the block `function`"),
-            "spec.training.rewards[0].format": ("ignored", "type is not Format", "remove the block `format`"),
+            "spec.training.rewards[0].function": ("required", "type Function", "add it"),
+            "spec.training.rewards[0].format": ("ignored", "type is not Format", "remove it"),
+        },
+    ),
+    "fields of services that score responses": (
+        {
+            T + "rewards": [
+                {
+                    "name": "judge",
+                    "type": "Judge",
+                    "judge": {
+                        "url": "judge:8000/v1",
+                        "model": "m",
+                        "rubric": "How good is it?",
+                        "pattern": "Score: .*",
+                        "scale": [5, 1],
+                        "keyVariable": "judge key",
+                    },
+                },
+                {"name": "remote", "type": "Remote", "remote": {"url": "http://me:word@scores"}},
+            ]
+        },
+        {
+            "spec.training.rewards[0].judge.url": ("http or https URL", "start it with http:// or https://"),
+            "spec.training.rewards[0].judge.rubric": ("must contain {response}", "./rubric.txt", "start the path with"),
+            "spec.training.rewards[0].judge.pattern": ("exactly one group", "it has 0"),
+            "spec.training.rewards[0].judge.scale": ("must be the smallest and the largest number, such as [1, 5]",),
+            "spec.training.rewards[0].judge.keyVariable": ("must be the name of an environment variable",),
+            "spec.training.rewards[1].remote.url": ("http or https URL without a user",),
         },
     ),
     "names of resources": (

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from rljob_api.v1alpha1.reward import ErrorPolicy, FormatReward, FunctionReward, OverlongPenalty, Reward, RewardType
+from rljob_testing.reward_services import completion, reward_service
 from rljob_testing.training.finished_rollouts import FinishedRollouts
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
@@ -26,9 +27,10 @@ from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus
+from rljob_trainer.rewards.base import CallSettings, Takes
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.loading import call_settings, scorer_spec
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -39,12 +41,13 @@ from rljob_trainer.workers.columns import (
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SAMPLE_IDS,
+    SCORED_GROUPS,
     SCORES,
     TURN_BEGINNINGS,
     outcome_columns,
     score_column,
 )
-from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings, apply_error_policies
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
 
 USER_CODE = """
 import os
@@ -64,6 +67,10 @@ def length(prompt, response, answer, row):
     if response == "bad":
         raise ValueError("cannot score")
     return len(response) / 4
+
+def relative(prompt, responses, answer, row):
+    mean = sum(map(len, responses)) / len(responses)
+    return [len(each) - mean for each in responses]
 
 def slow(prompt, response, answer, row):
     time.sleep(5.0 if response == "hang" else 0.0)
@@ -154,6 +161,43 @@ class OneWorker(FinishedRollouts):
         return self.worker.response_texts(batch)
 
 
+def test_a_group_function_and_others_score_the_same_responses(tmp_path: Path) -> None:
+    relative = function("relative")
+    scorer = FunctionScorer("several:relative", relative.where, Takes.GROUP)
+    group = replace(relative, scorer=scorer, calls=CallSettings(Takes.GROUP))
+    numbers = {SCORED_GROUPS: torch.tensor([7, 9, 7, 9])}
+    batch = responses("ab", "abcd", "abcdef", "x").with_columns(numbers)
+    lost = batch.with_columns({IS_LOST: torch.tensor([False, False, False, True])})
+    with worker_of(tmp_path, group, function("length")) as worker:
+        worker.start_scoring(lost)
+        scores = worker.finish_scoring(lost)
+    # Response 3 was lost, so its group has one response.
+    assert scores[score_column("relative")].tolist()[:3] == [-2.0, 0.0, 2.0]
+    assert scores[score_column("length")].tolist()[:3] == [0.5, 1.0, 1.5]
+
+
+def test_what_scorers_count_becomes_metrics_once(tmp_path: Path) -> None:
+    with reward_service(lambda _: completion("Score: 1", num_tokens=(40, 2))) as server:
+        job = {"url": server.url, "model": "m", "rubric": "{response}", "pattern": "Score: (.*)", "prices": [1, 1]}
+        reward = Reward.model_validate({"name": "judge", "type": "Judge", "judge": job})
+        spec = scorer_spec(reward, "rewards[0]", None)
+        assert spec is not None
+        calls = call_settings(reward, "rewards[0]", 1)
+        with worker_of(tmp_path, ScorerSettings(reward, "rewards[0]", spec, 1, calls)) as worker:
+            batch = responses("a", "b", "a", "c")
+            worker.start_scoring(batch)
+            scores = worker.finish_scoring(batch)
+            counts, again = worker.take_metrics(), worker.take_metrics()
+    assert scores[score_column("judge")].tolist() == [1.0] * 4
+    assert {name: counts[f"reward/judge/total_{name}"] for name in ("requests", "cache_hits", "prompt_tokens")} == {
+        "requests": 3,
+        "cache_hits": 1,
+        "prompt_tokens": 120,
+    }
+    assert counts["reward/judge/total_cost"] == pytest.approx(126e-6)
+    assert again == {}
+
+
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the object store."""
@@ -165,8 +209,8 @@ def phase_of(group: OneWorker, stop: StopRequest | None = None) -> RolloutPhase:
     return RolloutPhase(Sampler(group, group, Engines(), stop), WEIGHTS, PhaseTimer(time.perf_counter), stop)
 
 
-def begun(phase: RolloutPhase) -> Rollout:
-    prompts = [PromptRow(index, "p", "p", (1, 2), "", {"prompt": "p"}) for index in range(2)]
+def begun(phase: RolloutPhase, *given: PromptRow) -> Rollout:
+    prompts = given or [PromptRow(index, "p", "p", (1, 2), "", {"prompt": "p"}) for index in range(2)]
     return phase.begin(prompts, 2, SamplingSettings(1.0, 1.0, 0, 8, ()), torch.zeros(4, dtype=torch.int64))
 
 
@@ -199,23 +243,19 @@ def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_
 
 @pytest.mark.usefixtures("in_place")
 def test_only_the_rewards_that_a_dataset_names_score_its_prompts(tmp_path: Path) -> None:
-    """Others have no score, which is neither 0 nor a failure: here `length` would fail for one of the responses."""
-    prompts = [
-        PromptRow(0, "p", "p", (1, 2), "", {}, source="maths", rewards=("length", "brief")),
-        PromptRow(0, "q", "q", (1, 2), "", {}, source="style", rewards=("form",)),
-    ]
+    maths = PromptRow(0, "p", "p", (1, 2), "", {}, source="maths", rewards=("length", "brief"))
+    style = PromptRow(0, "q", "q", (1, 2), "", {}, source="style", rewards=("form",))
     with worker_of(tmp_path, function("length"), FORM) as worker:
         phase = phase_of(OneWorker(worker, "ab", "abcd", "bad", "x1"))
         phase.names_rewards = True
-        rollout = phase.run(prompts, 2, SamplingSettings(1.0, 1.0, 0, 8, ()), torch.zeros(4, dtype=torch.int64))
+        rollout = phase.scored(begun(phase, maths, style))
         samples, metrics = phase.samples(rollout, 1, SampleKind.TRAIN), rollout.metrics()
+    # `length` would fail for one of the responses.
     assert rollout.rewards_B.tolist() == [0.5, 1.0, -0.5, 0.0]
-    assert not rollout.is_excluded_B.any()
-    assert not rollout.reasons()
-    assert [sample.source for sample in samples] == ["maths", "maths", "style", "style"]
-    assert samples[0].rewards == {"length": 0.5, "form": None, "brief": 0.0}
+    assert (rollout.is_excluded_B.any(), len(rollout.reasons())) == (False, 0)
+    assert (samples[0].source, samples[2].source) == ("maths", "style")
     assert samples[2].rewards == {"length": None, "form": 1.0, "brief": None}
-    expected = {"reward/length/mean": 0.75, "reward/form/mean": 0.5, "reward/brief/min": 0.0, "reward/error_rate": 0.0}
+    expected = {"reward/length/mean": 0.75, "reward/form/mean": 0.5, "reward/error_rate": 0.0}
     expected |= {"data/maths/score/mean": 0.75, "data/maths/prompts": 1.0, "data/style/score/min": -0.5}
     assert {name: metrics[name] for name in expected} == expected
 
@@ -282,28 +322,6 @@ def test_failures_are_counted_for_each_reward(tmp_path: Path) -> None:
     assert samples[1].rewards == {"length": 1.0, "form": 1.0, "brief": 0.0, "slow": None}
     assert samples[1].statuses == {"length": "OK", "form": "OK", "slow": "TIMEOUT"}
     assert [sample.outcome for sample in samples] == ["COMPLETED", "COMPLETED", "COMPLETED", "MAX_TOKENS"]
-
-
-@pytest.mark.parametrize(
-    ("on_timeout", "expected"),
-    [(ErrorPolicy.EXCLUDE, None), (ErrorPolicy.SCORE, -1.0), (ErrorPolicy.FAIL, RewardError)],
-)
-@pytest.mark.parametrize("status", [RewardStatus.TIMEOUT, RewardStatus.DIED, RewardStatus.UNREACHABLE])
-def test_a_failure_that_is_no_error_of_the_code_follows_the_policy_for_timeouts(
-    on_timeout: ErrorPolicy, status: RewardStatus, expected: float | type[RewardError] | None
-) -> None:
-    """An unreachable service never gives a score."""
-    reward = Reward(name="a", type=RewardType.MATH_ANSWER, on_timeout=on_timeout, error_score=-1.0)
-    arguments = reward, "rewards[0]", "f", [RewardRequest("p", "r", "", {})], [RewardOutcome(None, status, "no", 1.0)]
-    if isinstance(expected, type):
-        with pytest.raises(expected, match=r"rewards\[0\]\.onTimeout: Exclude"):
-            apply_error_policies(*arguments)
-        return
-    [score] = apply_error_policies(*arguments)
-    if expected is None or status is RewardStatus.UNREACHABLE:
-        assert math.isnan(score)
-    else:
-        assert score == expected
 
 
 @pytest.mark.usefixtures("in_place")

@@ -14,10 +14,10 @@ import pytest
 from rljob_api.v1alpha1.reward import ErrorPolicy, FunctionReward, Reward, RewardType
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus
+from rljob_trainer.rewards.error_policies import apply_error_policies
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
-from rljob_trainer.workers.reward import apply_error_policies
 
 WHERE = "spec.training.rewards[0]"
 USER_CODE = """

@@ -18,9 +18,9 @@ from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
+from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 from rljob_trainer.user_functions import find_named, refuse_hiding_modules
-from rljob_trainer.workers.reward import overlong_scores
 
 WHERE = "spec.training.rewards[2].function.path (reward style)"
 FILE_DATASET = Dataset(type=DatasetType.FILE, file=FileDataset(path="x.jsonl"))
@@ -78,9 +78,6 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
         ("{module}.inner:score", r"no module '{module}.inner'|is not a package"),
         ("{module}:exakt", r"has no 'exakt'; did you mean exact\?"),
         ("{module}:NUMBER", r"{module}:NUMBER is a int; name a plain function"),
-        ("{module}:later", r"{module}:later is an async function"),
-        ("{module}:awaited", r"{module}:awaited is an async function; name a plain function"),
-        ("{module}:preset_later", r"{module}:preset_later is an async function; name a plain function"),
         ("{module}:piecewise", r"{module}:piecewise is a generator \(it has `yield`\); name a plain function"),
         ("{module}:streamed", r"{module}:streamed is an async generator; name a plain function"),
         ("{module}:largest", r"{module}:largest has no signature that Python can read \(no signature .*; name a plain"),

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from rljob_trainer.processes.child_process import CoreUse
-from rljob_trainer.rewards import process_pool
+from rljob_trainer.rewards import pool_slots, process_pool
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.pool_slots import QueuedResponse
+from rljob_trainer.rewards.pool_slots import QueuedCall
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.rewards.scoring_child import ScoringChild
@@ -74,7 +74,7 @@ class ChangedClock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> ChangedClock:
     """Also makes the first attempt of a response its last one."""
     clock = ChangedClock()
-    monkeypatch.setattr(process_pool, "QueuedResponse", partial(QueuedResponse, has_failed=True))
+    monkeypatch.setattr(pool_slots, "QueuedCall", partial(QueuedCall, has_failed=True))
     monkeypatch.setattr(process_pool, "time", SimpleNamespace(monotonic=clock.monotonic))
     selectors_there = SimpleNamespace(
         DefaultSelector=clock.selector, EVENT_READ=selectors.EVENT_READ, EVENT_WRITE=selectors.EVENT_WRITE

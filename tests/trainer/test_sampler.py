@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rljob_testing.training.simulated_engines import SimulatedRollouts
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.sampler import Engines
+from rljob_trainer.controller.sampler import Engines, ScoringSettings
 from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.errors import RewardError
 from rljob_trainer.workers.columns import (
@@ -53,6 +53,26 @@ def test_each_response_is_scored_when_it_has_finished_by_a_rank_of_its_engine() 
     assert {each: at for each, (at, _) in world.scored_at.items()} == dict(enumerate([3, 1, 2, 1, 5, 1, 1, 1]))
     # Ranks 0 and 1 share the first engine, ranks 2 and 3 the second.
     assert {each: rank for each, (_, rank) in world.scored_at.items()} == dict(enumerate([0, 1, 0, 1, 2, 3, 2, 3]))
+
+
+def test_a_group_is_scored_by_one_rank_when_its_last_response_has_finished() -> None:
+    world = SimulatedRollouts([3, 1, 2, 1, 5, 1, 1, 1], Engines(2, 2, 4), scoring=ScoringSettings(sees_groups=True))
+    # The engines have responses 0 to 3 and 4 to 7, so the middle group is in both.
+    ids = world.submit_all(group_size=3)
+    world.sampler.drain()
+    assert {each: at for each, (at, _) in world.scored_at.items()} == dict(enumerate([3, 3, 3, 5, 5, 5, 1, 1]))
+    assert {each: rank for each, (_, rank) in world.scored_at.items()} == dict(enumerate([0, 0, 0, 1, 1, 1, 2, 2]))
+    assert sorted(world.scored_groups) == [[0, 0, 0], [3, 3, 3], [6, 6]]
+    assert world.sampler.finish_scoring(ids)[score_column("score")].tolist() == [10.0 * each for each in range(8)]
+
+
+def test_abandoned_groups_are_forgotten() -> None:
+    world = SimulatedRollouts([1, 3, 1, 1], scoring=ScoringSettings(sees_groups=True))
+    world.submit_all(group_size=2)
+    world.sampler.poll()
+    world.sampler.abandon()
+    assert list(world.scored_at) == [2, 3]
+    assert not world.sampler.num_in_flight
 
 
 @given(

@@ -151,7 +151,7 @@ def union_rules(
             `type` and this block of a value, for example
             `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
     """
-    return tuple(make(on, *block) for block in blocks for make in (_selected_block_rule, _other_block_rule))
+    return tuple(make(on, *block) for block in blocks for make in (_selected_block_rule, other_block_rule))
 
 
 def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> tuple[Rule, ...]:
@@ -182,15 +182,16 @@ def _selected_block_rule(
         field=f".{wire}",
         cel=f"{_is_other_cel(on, variant)} || has(self.{cel_property(wire)})",
         wrong=f"is required with type {variant}",
-        advice=f"add the block `{wire}`, or choose another type",
+        advice="add it, or choose another type",
         holds=lambda value: read(value)[0] != variant or read(value)[1] is not None,
     )
 
 
-def _other_block_rule(
+def other_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
-    """The rule that a block is not set if `type` does not select it."""
+    """The rule that a block is not set if `type` does not select it. Alone, without `union_rules`, it is for a block
+    that may be unset."""
     wire = wire_name(on, field)
     return rule(
         on,
@@ -198,7 +199,7 @@ def _other_block_rule(
         field=f".{wire}",
         cel=f"!has(self.{cel_property(wire)}) || {_is_chosen_cel(on, variant)}",
         wrong=f"would be ignored, because type is not {variant}",
-        advice=f"remove the block `{wire}`, or set type: {variant}",
+        advice=f"remove it, or set type: {variant}",
         holds=lambda value: read(value)[1] is None or read(value)[0] == variant,
     )
 

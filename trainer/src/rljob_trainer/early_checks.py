@@ -3,14 +3,18 @@ torch is loaded, because loading takes seconds. Later checks look at the content
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rljob_api.rule import LOCAL_SOURCE
 from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.environment_rules import best_metrics
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import ProfilerType
 from rljob_trainer.datasets.rows import local_dataset
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.nsys_profiles import NSYS, missing_nsys
 from rljob_trainer.source_paths import local_path, looks_local
 from rljob_trainer.trackers.tracker_checks import refuse_unusable_trackers
@@ -21,8 +25,11 @@ def refuse_missing(
     spec: RLJobSpec, job_folder: Path, environment: Mapping[str, str], *, runs_workers_here: bool
 ) -> None:
     """Raises ConfigurationError for the first file, folder, module or program of the job that is missing, or for
-    missing credentials of a tracker. Does not import the user's code. `environment`: the variables of this process.
-    `runs_workers_here`: whether workers have the programs that are installed here."""
+    missing credentials of a tracker or of a service that scores responses. Does not import the user's code.
+
+    `environment`: the variables of this process. `runs_workers_here`: whether workers have the programs that are
+    installed here."""
+    refuse_unknown_metric(spec)
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):
@@ -30,10 +37,22 @@ def refuse_missing(
     for where, source in _models(spec):
         if looks_local(source, job_folder):
             local_path(source, job_folder, where)
+    _refuse_unusable_services(spec, job_folder, environment)
     profile = spec.training.profile
     if profile is not None and profile.type is ProfilerType.NSYS and runs_workers_here and not shutil.which(NSYS):
         raise missing_nsys("this machine")
     refuse_unusable_trackers(spec.training.trackers, environment)
+
+
+def refuse_unknown_metric(spec: RLJobSpec) -> None:
+    """Raises ConfigurationError if no evaluation has the metric of `keepBest`. The API checks only its evaluation."""
+    best, known = spec.checkpoint.keep_best, best_metrics(spec.training)
+    if best is not None and best.metric not in known:
+        near = [name for name in known if name.startswith(best.metric.rpartition("/")[0] + "/")]
+        raise ConfigurationError(
+            f"spec.checkpoint.keepBest.metric: the evaluation does not report it (seen: {best.metric}; it reports "
+            f"{', '.join(near)}); correct the name, or change greedy or numSamples of the evaluation"
+        )
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
@@ -53,17 +72,34 @@ def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
         yield "spec.training.algorithm.loss.function.path", algorithm.loss.function.path
 
 
+def _refuse_unusable_services(spec: RLJobSpec, job_folder: Path, environment: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if the key of a service that scores responses is not set, or if the file of a rubric
+    does not exist."""
+    for index, reward in enumerate(spec.training.rewards):
+        service = reward.judge or reward.remote
+        where = f"spec.training.rewards[{index}].{'judge' if reward.judge else 'remote'}"
+        if service is not None and service.key_variable is not None and not environment.get(service.key_variable):
+            raise ConfigurationError(
+                f"{where}.keyVariable (reward {reward.name}): the environment variable {service.key_variable} is not "
+                "set; set it in spec.env, from a Secret, or for `rljob run` in the shell"
+            )
+        if reward.judge is not None and re.search(LOCAL_SOURCE, reward.judge.rubric) is not None:
+            local_path(reward.judge.rubric, job_folder, f"{where}.rubric (reward {reward.name})")
+
+
 def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:
-    evaluation = spec.training.evaluation
     for field, dataset in spec.training.sources.items():
         yield f"spec.training.{field}", dataset
-    if evaluation is not None and evaluation.dataset is not None:
-        yield "spec.training.evaluation.dataset", evaluation.dataset
+    for index, each in enumerate(spec.training.evaluations):
+        if each.dataset is not None:
+            yield f"spec.training.evaluations[{index}].dataset", each.dataset
 
 
 def _models(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
     """Field and source of each model."""
     yield "spec.training.model.source", spec.training.model.source
+    if spec.roles.ref.model is not None:
+        yield "spec.roles.ref.model.source", spec.roles.ref.model.source
     critic = spec.training.critic
     if critic is not None and critic.model.source is not None:
         yield "spec.training.critic.model.source", critic.model.source

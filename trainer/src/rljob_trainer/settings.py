@@ -149,6 +149,12 @@ def run_folder_or_none() -> str | None:
     return os.environ.get(ENV_RUN_FOLDER) or None
 
 
+def variable_or_none(name: str) -> str | None:
+    """Returns the value of an environment variable that the job names, such as the key of a service; None if it is not
+    set."""
+    return os.environ.get(name) or None
+
+
 def nsys_session() -> str | None:
     """Returns the name of this process's nsys session; None if the process was not started under nsys."""
     return os.environ.get(NSYS_SESSION_VARIABLE) or None

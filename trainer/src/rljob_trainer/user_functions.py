@@ -64,10 +64,18 @@ def refuse_missing_module(path: str, where: str) -> None:
         raise _missing_module(name, path, where)
 
 
-def plain_function(found: object, path: str, where: str) -> tuple[Callable[..., object], inspect.Signature]:
-    """Returns `found` and its signature if it is a plain function or a callable object: not a class, not async, not a
-    generator. Raises ConfigurationError, starting with `where`, otherwise."""
-    if not callable(found) or _gives_no_result(found):
+def is_async_function(found: object) -> bool:
+    """Whether a call returns a coroutine."""
+    return inspect.iscoroutinefunction(_called(found))
+
+
+def plain_function(
+    found: object, path: str, where: str, *, may_be_async: bool = False
+) -> tuple[Callable[..., object], inspect.Signature]:
+    """Returns `found` and its signature if it is a plain function or a callable object: not a class, not a generator,
+    and not async unless `may_be_async`. Raises ConfigurationError, starting with `where`, otherwise."""
+    is_allowed = may_be_async and is_async_function(found)
+    if not callable(found) or (_gives_no_result(found) and not is_allowed):
         raise ConfigurationError(f"{where}: {path} is {kind_of(found)}; name a plain function")
     try:
         signature = inspect.signature(found)

@@ -33,6 +33,7 @@ _DESCRIBED_AT = {
     ("Head", "resources"): "spec.pools.resources",
     ("Head", "template"): "spec.pools.template",
     ("Roles", "ref"): "spec.roles.actor",
+    ("RefRole", "model"): "spec.training.model",
     ("Roles", "critic"): "spec.roles.actor",
     ("Roles", "rewardModel"): "spec.roles.actor",
     ("EnvSource", "configMapKeyRef"): "spec.env.valueFrom.secretKeyRef",
@@ -48,6 +49,7 @@ _DESCRIBED_IN = {"NamedDataset": "Dataset"}
 _UNCHECKED = (("Head", "template", "affinity"),)
 """Fields whose content the CRD does not describe, each a type and a path within it. An affinity takes 15 KB, and few
 jobs have one on the head. The API server stores what is written there; `rljob` and the operator check it."""
+_REFERENCE_TEXT = " The fields are described at "
 
 
 class UnknownSchemaError(TypeError):
@@ -124,7 +126,7 @@ class _Converter:
             if owner == name:
                 described = mapping(mapping(result["properties"])[field])
                 described["properties"] = _without_descriptions(described["properties"])
-                described["description"] = f"{described['description']} The fields are described at {other}."
+                described["description"] = f"{described['description']}{_REFERENCE_TEXT}{other}."
         if name in _DESCRIBED_IN:
             fields = mapping(result["properties"])
             others = mapping(mapping(self.definitions[_DESCRIBED_IN[name]])["properties"])
@@ -236,9 +238,14 @@ def _leave_unchecked(schema: Schema, path: list[str]) -> None:
 
 
 def _without_descriptions(schema: object) -> object:
-    """The schema, or part of a schema, without any descriptions. No field is named `description`."""
+    """The schema, or part of a schema, without descriptions, except those that refer to another field. No field is
+    named `description`."""
     if isinstance(schema, dict):
-        return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
+        return {
+            key: _without_descriptions(value)
+            for key, value in schema.items()
+            if key != "description" or _REFERENCE_TEXT in str(value)
+        }
     return [_without_descriptions(value) for value in schema] if isinstance(schema, list) else schema
 
 

@@ -9,18 +9,23 @@ import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StrictStr
+from pydantic import AfterValidator, Field, JsonValue, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.rule import LOCAL_SOURCE, cel_text, rule, union_rules
+from rljob_api.rule import LOCAL_SOURCE, cel_text, other_block_rule, rule, union_rules
 from rljob_api.scalars import (
     REWARD_NAME,
+    RUBRIC,
+    EnvName,
     Flag,
     FunctionPath,
+    HttpUrl,
     LongText,
+    NonNegativeNumber,
     Number,
     PositiveCount,
     PositiveNumber,
+    Quantity,
     ShortText,
     TimeLimit,
 )
@@ -34,8 +39,28 @@ def _checked_pattern(pattern: str) -> str:
     return pattern
 
 
+def _pattern_with_group(pattern: str) -> str:
+    num_groups = re.compile(_checked_pattern(pattern)).groups
+    if num_groups != 1:
+        raise ValueError(
+            f"must have exactly one group, which matches the number or the label, such as `Score: ([0-9.]+)` (it has "
+            f"{num_groups}; write `(?:...)` for other parentheses)"
+        )
+    return pattern
+
+
+def _checked_scale(scale: list[float]) -> list[float]:
+    if len(scale) == 2 and scale[0] >= scale[1]:
+        raise ValueError("must be the smallest and the largest number, such as [1, 5]")
+    return scale
+
+
 RewardName = Annotated[StrictStr, Field(max_length=63, pattern=REWARD_NAME)]
 RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_checked_pattern)]
+PatternWithGroup = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_pattern_with_group)]
+Scale = Annotated[list[Number], Field(min_length=2, max_length=2), AfterValidator(_checked_scale)]
+Prices = Annotated[list[NonNegativeNumber], Field(min_length=2, max_length=2)]
+Rubric = Annotated[StrictStr, Field(max_length=16_384, pattern=RUBRIC)]
 
 
 class RewardType(StrEnum):
@@ -46,6 +71,8 @@ class RewardType(StrEnum):
     """The result of a user-defined function."""
     MATH_ANSWER = "MathAnswer"
     """1 if the final mathematical answer of the response equals the answer of the row, else 0 (math-verify)."""
+    CODE = "Code"
+    """How many of the row's tests the Python code in the response passes, from 0 to 1. It runs in a sandbox."""
     REASONING_GYM = "ReasoningGym"
     """The score that the task's scorer in reasoning-gym gives, from 0 to 1. Requires a ReasoningGym dataset."""
     FORMAT = "Format"
@@ -55,18 +82,86 @@ class RewardType(StrEnum):
     REWARD_MODEL = "RewardModel"
     """The score that a reward model gives to prompt and response. The model runs on GPUs, see roles.rewardModel. At
     most one reward may have this type."""
+    JUDGE = "Judge"
+    """The score that a language model gives by a rubric, from 0 to 1 for a scale. The model is called over HTTP."""
+    REMOTE = "Remote"
+    """The score that an HTTP server of yours gives."""
     ENVIRONMENT = "Environment"
     """What `get_reward` of training.environment returns: a number, or the number of this reward's `name` if it returns
     several. If the class has `get_reward` and no reward has this type, one is added, with the name `environment` and
     weight 1; of several numbers it is the sum."""
 
 
+class Takes(StrEnum):
+    """What one call of a function gets."""
+
+    RESPONSE = "Response"
+    """`function(prompt, response, answer, row)` returns a number."""
+    BATCH = "Batch"
+    """`function(prompts, responses, answers, rows)` gets lists and returns a list of numbers."""
+    GROUP = "Group"
+    """`function(prompt, responses, answer, row)` gets all responses to a prompt and returns a list of numbers."""
+
+
 class FunctionReward(WireModel):
-    """A user-defined function in a module that Python can import (see spec.code), with this signature:
-    `function(prompt: str, response: str, answer: object, row: dict) -> float`."""
+    """A user-defined function in a module that Python can import (see spec.code)."""
 
     path: FunctionPath
     """`package.module:function`, for example `my_rewards:score`."""
+    takes: Takes = Takes.RESPONSE
+    """What a call gets: one response, several, or all to a prompt."""
+    batch_size: PositiveCount = 64
+    """Most responses of a Batch."""
+    max_concurrency: PositiveCount | None = None
+    """Calls of an `async def` function at the same time; 64 by default.
+
+    The processes of the reward share them."""
+
+
+class JudgeReward(WireModel):
+    """An OpenAI-compatible endpoint."""
+
+    url: HttpUrl
+    """Such as `https://api.openai.com/v1`."""
+    model: ShortText
+    key_variable: EnvName | None = None
+    """Environment variable with the API key."""
+    rubric: Rubric
+    """The request, with `{response}`, `{prompt}` and `{answer}`, or a file with it.
+
+    Only `{response}` is required. A path starts with `./`, `../`, `/`, `~` or `package://`."""
+    pattern: PatternWithGroup
+    """Regular expression whose group matches the score, such as `Score: ([0-9.]+)`.
+
+    The last match in the judge's answer counts."""
+    scale: Scale | None = None
+    """Lowest and highest number, which become 0 and 1; [0, 1] without labels."""
+    labels: Annotated[dict[StrictStr, Number], Field(max_length=64)] | None = None
+    """Scores of words, such as {good: 1, bad: 0}."""
+    request: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
+    """Further fields of each request, such as {max_tokens: 1024}.
+
+    The defaults are `temperature: 0` and `max_tokens: 512`."""
+    max_concurrency: PositiveCount = 64
+    """Calls at the same time.
+
+    The processes of the reward share them, and the limits per minute."""
+    requests_per_minute: PositiveCount | None = None
+    tokens_per_minute: PositiveCount | None = None
+    prices: Prices | None = None
+    """Of a million prompt tokens and completion tokens."""
+
+
+class RemoteReward(WireModel):
+    """A server that gets `{prompts, responses, answers, rows}` and answers `{scores}`.
+
+    The protocol of OpenRLHF (`{query, prompts, labels}` and `{rewards}`) works, too."""
+
+    url: HttpUrl
+    key_variable: EnvName | None = None
+    """Environment variable with a bearer token."""
+    batch_size: PositiveCount = 64
+    """Most responses of a request."""
 
 
 class FormatReward(WireModel):
@@ -78,6 +173,30 @@ class FormatReward(WireModel):
 
     The response starts with the assistant's text from the chat template, such as `<think>`. It contains special tokens
     except end and padding tokens."""
+
+
+class CodeScore(StrEnum):
+    """How the results of the tests become a score."""
+
+    ALL_PASSED = "AllPassed"
+    """1 if all tests pass, else 0. The first failure ends the tests of the response."""
+    FRACTION = "Fraction"
+    """The fraction of the tests that pass."""
+
+
+class CodeReward(WireModel):
+    """How the Python code in the last fenced block of a response is tested.
+
+    The row's answer has the tests, as an object or as JSON text: `{inputs, outputs}` (with `fn_name` for calls of a
+    function), a list of `{input, output}`, a list of assert statements, or `{test, entry_point}`."""
+
+    score: CodeScore = CodeScore.ALL_PASSED
+    max_tests: PositiveCount = 15
+    """Of more tests, those with the longest inputs are used."""
+    test_timeout_seconds: TimeLimit = 4.0
+    """Time limit of one test. All tests of a response share timeoutSeconds; what has not ended then has failed."""
+    memory: Quantity = "1Gi"
+    """Memory limit of one test."""
 
 
 class OverlongPenalty(WireModel):
@@ -129,11 +248,16 @@ class Reward(WireModel):
     type: RewardType
     function: FunctionReward | None = None
     format: FormatReward | None = None
+    code: CodeReward | None = None
     overlong: OverlongPenalty | None = None
     reward_model: RewardModel | None = None
+    judge: JudgeReward | None = None
+    remote: RemoteReward | None = None
     timeout_seconds: TimeLimit = 10.0
-    """Time limit for one response, in seconds. Time in which the process waits for a CPU core does not count. The
-    process is killed at the limit."""
+    """Time limit for one call, in seconds. Time in which the process waits for a CPU core does not count. The process
+    is killed at the limit.
+
+    For types Judge and Remote: for one HTTP request. A call of an `async def` function is cancelled at the limit."""
     num_processes: PositiveCount = 2
     """Total number of scoring processes, rounded up so that all workers have the same number of them."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
@@ -184,8 +308,11 @@ REWARD_RULES = (
             ("Format", "format", lambda reward: (reward.type, reward.format)),
             ("Overlong", "overlong", lambda reward: (reward.type, reward.overlong)),
             ("RewardModel", "reward_model", lambda reward: (reward.type, reward.reward_model)),
+            ("Judge", "judge", lambda reward: (reward.type, reward.judge)),
+            ("Remote", "remote", lambda reward: (reward.type, reward.remote)),
         ),
     ),
+    other_block_rule(Reward, "Code", "code", lambda reward: (reward.type, reward.code)),
     rule(
         Reward,
         "Reward.limits",

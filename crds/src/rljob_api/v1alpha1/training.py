@@ -85,8 +85,8 @@ class Training(WireModel):
     """The critic, for an algorithm that needs one (PPO). When unset, the critic of such an algorithm has default
     settings."""
     rollout: Rollout = Field(default_factory=Rollout)
-    evaluation: Evaluation | None = None
-    """Evaluation during training; none when unset."""
+    evaluations: Annotated[tuple[Evaluation, ...], Field(max_length=8)] = ()
+    """Evaluations during training. The first one is shown where there is room for only one score."""
     loggers: Annotated[tuple[Logger, ...], Field(max_length=8)] = (Logger.CONSOLE, Logger.TENSORBOARD)
     """Sinks for metrics, in addition to JSON Lines, which are always written."""
     trackers: Annotated[tuple[Tracker, ...], Field(max_length=2)] = ()
@@ -162,14 +162,16 @@ def _gym_scores_gym(training: Training) -> bool:
     return not named or (is_gym and bool(training.sources))
 
 
-def _reward_names(training: Training) -> list[str]:
-    added = [ENVIRONMENT_REWARD] if training.environment is not None else []
+def reward_names(training: Training) -> list[str]:
+    """The names of all rewards, with the one that an environment may add."""
+    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
+    added = [ENVIRONMENT_REWARD] if training.environment is not None and not is_listed else []
     return [*(reward.name for reward in training.rewards), *added]
 
 
 def _unknown_rewards(training: Training) -> list[Path]:
     """Paths, relative to `datasets`, of names that no reward has."""
-    known = _reward_names(training)
+    known = reward_names(training)
     return [
         (index, "rewards", number)
         for index, dataset in enumerate(training.datasets)
@@ -186,18 +188,6 @@ def _unweighted(training: Training) -> list[Path]:
         for index, dataset in enumerate(training.datasets)
         if dataset.rewards and set(dataset.rewards) <= without
     ]
-
-
-def _gym_evaluates_gym(training: Training) -> bool:
-    dataset = training.evaluation.dataset if training.evaluation is not None else None
-    return not _needs_gym(training) or dataset is None or dataset.type is DatasetType.REASONING_GYM
-
-
-def _has_weight(training: Training) -> bool:
-    """Whether a reward has a weight other than 0: a listed one, or the one that an environment may add."""
-    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
-    may_add = training.environment is not None and not is_listed
-    return may_add or not training.rewards or any(reward.weight != 0 for reward in training.rewards)
 
 
 def _too_long_buffers(training: Training) -> list[Path]:
@@ -301,7 +291,7 @@ TRAINING_RULES = (
         advice="correct the names",
         holds=lambda training: not _unknown_rewards(training),
         fault_paths=_unknown_rewards,
-        details=lambda training, _: [f"names: {', '.join(_reward_names(training))}"],
+        details=lambda training, _: [f"names: {', '.join(reward_names(training))}"],
     ),
     rule(
         Training,
@@ -320,17 +310,6 @@ TRAINING_RULES = (
         "type",
         lambda training: [tracker.type for tracker in training.trackers],
         "remove one of them",
-    ),
-    rule(
-        Training,
-        "Training.rewardWeights",
-        field=".rewards",
-        # An environment adds a reward with weight 1 if no reward has its type.
-        cel="has(self.environment) && !self.rewards.exists(reward, reward.type == 'Environment')"
-        " || self.rewards.size() == 0 || self.rewards.exists(reward, reward.weight != 0.0)",
-        wrong="all weights are 0, so the policy would learn nothing",
-        advice="give at least one reward a weight other than 0",
-        holds=_has_weight,
     ),
     rule(
         Training,
@@ -354,16 +333,6 @@ TRAINING_RULES = (
         wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym",
         advice="change the type of the reward or of the dataset, or leave the reward out of datasets[].rewards",
         holds=_gym_scores_gym,
-    ),
-    rule(
-        Training,
-        "Training.reasoningGymEvaluation",
-        field=".evaluation.dataset.type",
-        cel=f"!{_NEEDS_GYM} || !has(self.evaluation) || !has(self.evaluation.dataset)"
-        " || self.evaluation.dataset.type == 'ReasoningGym'",
-        wrong="must be ReasoningGym, because a reward of type ReasoningGym also scores the evaluation",
-        advice="change the type of this dataset or of the reward",
-        holds=_gym_evaluates_gym,
     ),
     rule(
         Training,

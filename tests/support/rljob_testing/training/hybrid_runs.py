@@ -31,6 +31,7 @@ from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import RESPONSE_TEXTS, SAMPLE_IDS, score_column
 from rljob_trainer.workers.factories import (
@@ -107,6 +108,9 @@ class TextRewards:
         assert 0 <= max_seconds < 1
         return [list(self.scores)]
 
+    def take_metrics(self) -> Metrics:
+        return {}
+
     def drop_scores(self) -> list[None]:
         """See RewardGroup."""
         self.scores.clear()
@@ -167,7 +171,7 @@ def hybrid_run(
     timer = PhaseTimer(time.perf_counter)
     scorers = None
     if reward_model is not None:
-        scorers = RewardModelWorkers(JoinedRewardModel(reward_model), TOKEN_COLUMNS, context.world_size)
+        scorers = RewardModelWorkers("score", JoinedRewardModel(reward_model), TOKEN_COLUMNS, context.world_size)
     stop = StopRequest()
     sampler = Sampler(JoinedHybrid(hybrid), TextRewards(), Engines(context.world_size), stop)
     phase = RolloutPhase(sampler, {"score": 1.0}, timer, stop, scorers)

@@ -12,7 +12,7 @@ import torch
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.controller.sampler import REWARD_COLUMNS, Engines, Sampler
+from rljob_trainer.controller.sampler import PLAIN_SCORING, REWARD_COLUMNS, Engines, Sampler, ScoringSettings
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
@@ -22,6 +22,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_TEXTS,
     SAMPLE_IDS,
     SAMPLE_SEEDS,
+    SCORED_GROUPS,
     score_column,
 )
 from rljob_trainer.workers.rollout import rollout_columns
@@ -59,6 +60,7 @@ class SimulatedRollouts:
     polls_until_scored: int = 0
     steps_per_poll: int = 1
     stop: StopRequest = field(default_factory=StopRequest)
+    scoring: ScoringSettings = PLAIN_SCORING
     num_polls: int = 0
     submitted: list[list[list[int]]] = field(default_factory=list)
     """For each call of `submit`, the responses of each engine."""
@@ -66,6 +68,8 @@ class SimulatedRollouts:
     """Response -> (the poll after which its scoring began, its rank)."""
     scored_pairs: list[tuple[str, str]] = field(default_factory=list)
     """Prompt and response of each scoring."""
+    scored_groups: list[list[int]] = field(default_factory=list)
+    """The groups of the responses of each rank in each call of `start_scoring`, if a reward sees groups."""
     num_aborts: int = 0
     num_rows: Sequence[int] = (1,)
     """Rows of the responses 0, 1, ..., and the same again for later ones."""
@@ -77,7 +81,7 @@ class SimulatedRollouts:
         self.simulated = [SimulatedEngine(self.lengths, slots) for _ in range(self.engines.num_engines)]
         self.seeds: dict[int, int] = {}
         """Of the requested responses."""
-        self.sampler = Sampler(self, self, self.engines, self.stop)
+        self.sampler = Sampler(self, self, self.engines, self.stop, self.scoring)
 
     def begin_rollout(self, syncs: bool) -> list[None]:
         assert syncs
@@ -118,6 +122,7 @@ class SimulatedRollouts:
 
     def start_scoring(self, batch: list[DataProto]) -> FinishedCall[DataProto]:
         assert len(batch) == self.engines.num_ranks
+        self.scored_groups += [part[SCORED_GROUPS].tolist() for part in batch if SCORED_GROUPS in part and len(part)]
         for rank, part in enumerate(batch):
             for sample_id, text, prompt in zip(
                 part[SAMPLE_IDS].tolist(), *map(part.object_column, (RESPONSE_TEXTS, PROMPT_TEXTS)), strict=True
@@ -151,13 +156,14 @@ class SimulatedRollouts:
         del step, version, rows, updated
         raise AssertionError(f"{path}: nothing records tokens here")
 
-    def submit_all(self, first: int = 0) -> torch.Tensor:
-        """Requests all responses from number `first` on."""
+    def submit_all(self, first: int = 0, group_size: int = 1) -> torch.Tensor:
+        """Requests all responses from number `first` on. `group_size`: consecutive responses of a group."""
         ids = torch.arange(first, len(self.lengths))
         columns = {name: tuple(f"prompt {each}" for each in ids.tolist()) for name in REWARD_COLUMNS}
         self.sampler.prepare(SAMPLING, syncs=True)
         prompts = RaggedColumn.from_rows([[1]] * len(ids), torch.int64)
-        return self.sampler.submit(DataProto({SAMPLE_SEEDS: ids}, columns, ragged={PROMPT_TOKEN_IDS: prompts}))
+        inputs = DataProto({SAMPLE_SEEDS: ids}, columns, ragged={PROMPT_TOKEN_IDS: prompts})
+        return self.sampler.submit(inputs, groups_S=(ids - first) // group_size)
 
 
 def response_of(sample_id: int, seed: int, *, has_failed: bool = False) -> FinishedSequence:

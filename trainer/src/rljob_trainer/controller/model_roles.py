@@ -23,16 +23,17 @@ from rljob_api.v1alpha1.training import IncompleteGroup, Training
 from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.checks.fit import needs_critic, needs_reference, samples_all_tokens
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
-from rljob_trainer.controller.sampler import Engines
+from rljob_trainer.controller.sampler import Engines, ScoringSettings
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import attention_cost, read_config
 from rljob_trainer.environments.settings import EnvironmentSettings
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelLocation
-from rljob_trainer.rewards.loading import scorer_spec
+from rljob_trainer.rewards.loading import call_settings, scorer_spec, sees_group, service_of, service_variables
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.settings import Settings
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
@@ -82,8 +83,13 @@ def train_roles(spec: RLJobSpec) -> list[str]:
 
 
 def roles_with_policy_model(spec: RLJobSpec) -> list[str]:
-    """Returns the roles of `train_roles` that use the policy's model: all except a critic with its own model."""
-    return [role for role in train_roles(spec) if role != CRITIC or critic_of(spec).model.source is None]
+    """Returns the roles of `train_roles` that use the policy's model: all except a critic or a reference with its own
+    model."""
+    has_own_model = {
+        CRITIC: critic_of(spec).model.source is not None,
+        REFERENCE: spec.roles.ref.model is not None,
+    }
+    return [role for role in train_roles(spec) if not has_own_model.get(role)]
 
 
 def num_data_ranks_of(spec: RLJobSpec, role: str) -> int:
@@ -128,6 +134,8 @@ class Models:
     """The critic's initial model; None: the policy's initial model."""
     reward_model: FoundRewardModel | None = None
     """The reward model, if there is one."""
+    reference: ModelLocation | None = None
+    """The reference's model; None: the policy's initial model."""
 
 
 def model_roles(
@@ -138,7 +146,6 @@ def model_roles(
     training = job.spec.training
     rollout = training.rollout
     dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
-    frozen = reference_engine(job.spec, dtype, layout_of(job.spec, REFERENCE))
     trained = actor_engine(job.spec, dtype, layout_of(job.spec, ACTOR))
     actor = ActorSettings(
         engine=trained,
@@ -175,7 +182,7 @@ def model_roles(
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):
-        roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
+        roles.append(_reference_role(job.spec, models, dtype))
     if needs_critic(job.spec):
         critic = critic_settings(job.spec, dtype)
         roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, models.critic or model)))
@@ -199,21 +206,42 @@ def _scored_dataset(training: Training, reward: Reward) -> Dataset | None:
     return None
 
 
+def _reference_role(spec: RLJobSpec, models: Models, dtype: torch.dtype) -> RoleSpec:
+    make = partial(
+        make_reference,
+        reference_engine(spec, dtype, layout_of(spec, REFERENCE)),
+        models.reference or models.policy,
+        spec.training.rollout.temperature,
+        has_own_model=models.reference is not None,
+    )
+    return RoleSpec(REFERENCE, ReferenceWorker, make)
+
+
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
     """Returns the settings of the rewards for each worker. The job's scoring processes are distributed over the
-    workers."""
+    workers. Raises ConfigurationError."""
     training, num_workers = job.spec.training, num_workers_of(job.spec, REWARD)
     scorers, penalties, of_environment = [], [], []
     environment_names = frozenset(each.name for each in training.rewards if each.type is RewardType.ENVIRONMENT)
     for index, each in enumerate(training.rewards):
         where = f"spec.training.rewards[{index}]"
-        scorer = scorer_spec(each, where, _scored_dataset(training, each))
+        if sees_group(each) and training.on_incomplete_group is IncompleteGroup.REFILL:
+            raise ConfigurationError(
+                f"{where}.function.takes (reward {each.name}): Group cannot be used with onIncompleteGroup: Refill, "
+                "because a response that is generated again would be scored without its group; choose another value of "
+                "onIncompleteGroup"
+            )
+        per_worker = -(-each.num_processes // num_workers)
+        dataset = _scored_dataset(training, each)
+        scorer = scorer_spec(each, where, dataset, per_worker * num_workers, settings.job_folder)
         if each.type is RewardType.OVERLONG:
             penalties.append(each)
         elif each.type is RewardType.ENVIRONMENT:
             of_environment.append(EnvironmentRewardSettings(each, where, environment_names - {each.name}))
         elif scorer is not None:
-            scorers.append(ScorerSettings(each, where, scorer, -(-each.num_processes // num_workers)))
+            calls = call_settings(each, where, per_worker * num_workers)
+            variables = service_variables(each, settings.environment)
+            scorers.append(ScorerSettings(each, where, scorer, per_worker, calls, variables))
     return RewardSettings(
         scorers=tuple(scorers),
         penalties=tuple(penalties),
@@ -224,11 +252,22 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
     )
 
 
+def scoring_of(spec: RLJobSpec) -> ScoringSettings:
+    """Returns what the job's rewards need of the sampler."""
+    rewards = spec.training.rewards
+    return ScoringSettings(
+        sees_groups=any(sees_group(each) for each in rewards),
+        counts_calls=any(service_of(each) is not None for each in rewards),
+    )
+
+
 def user_code_variables(job: TrainerJob, settings: Settings) -> dict[str, str]:
-    """Returns the environment variables of the processes that run the user's rewards and environments."""
+    """Returns the environment variables of the processes that run the user's rewards and environments: without the keys
+    of services that the trainer itself calls, such as judges."""
+    keys = {service.key_variable for each in job.spec.training.rewards if (service := service_of(each)) is not None}
     return scorer_environment(
         {**settings.environment, ENV_RUN_FOLDER: str(settings.run_folder)},
-        [variable.name for variable in job.spec.env],
+        [variable.name for variable in job.spec.env if variable.name not in keys],
     )
 
 

@@ -100,6 +100,14 @@ def without_scores_of(
     return scores.with_columns({**columns, IS_LOST: is_lost_S})
 
 
+def rewards_of_rows(prompts: Sequence[PromptRow], num_scored: int) -> list[tuple[str, ...]]:
+    """Returns for each scored response the rewards that the dataset of its prompt names. `prompts`: of each response;
+    after these come the greedy ones, one for each prompt."""
+    num_greedy = num_scored - len(prompts)
+    greedy = prompts[:: len(prompts) // num_greedy] if num_greedy else ()
+    return [prompt.rewards for prompt in (*prompts, *greedy)]
+
+
 def is_skipped(scores: DataProto, name: str) -> Tensor:
     """Returns [B] bool: whether the dataset of the prompt does not name this reward, which then has no score."""
     if skipped_column(name) in scores:
@@ -238,8 +246,8 @@ def refuse_not_finite(
     responses, one for each prompt."""
     checked = [
         *(
-            (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)], is_missing(scores, name))
-            for index, name in enumerate(weights)
+            (f"spec.training.rewards (reward {name})", scores[score_column(name)], is_missing(scores, name))
+            for name in weights
         ),
         ("spec.training.rewards (weighted sum of all rewards)", totals_S, is_without_score(scores, weights)),
     ]

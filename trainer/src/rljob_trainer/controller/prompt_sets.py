@@ -6,15 +6,17 @@ import hashlib
 import json
 import logging
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Duplicates, NamedDataset
-from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.environment_rules import rewards_of
+from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.checkpointing import StateParts
-from rljob_trainer.controller.checks.answers import MAX_ROWS_PARSED, refuse_unusable
+from rljob_trainer.controller.checks.answers import MAX_ROWS_PARSED, refuse_unusable, refuse_unusable_tests
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.filter_processes import FilterPass
 from rljob_trainer.datasets.filters import HELD_OUT_FILTERS, FilterReport, HeldOut
@@ -22,7 +24,7 @@ from rljob_trainer.datasets.indexed_rows import IndexedRows
 from rljob_trainer.datasets.loading import load_rows, without_dropped
 from rljob_trainer.datasets.mixture import MixtureCursor, Source
 from rljob_trainer.datasets.parquet_files import ParquetFiles
-from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptMaker, PromptRow
+from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset
 from rljob_trainer.datasets.row_index import RowIndex, opened_or_built
 from rljob_trainer.datasets.rows import local_dataset, parquet_files_of
 from rljob_trainer.errors import ConfigurationError, DatasetError
@@ -76,7 +78,8 @@ class Prompts:
 
     training: tuple[PromptRow, ...]
     """The training rows for checks: all that are in memory, and the first ones of large datasets."""
-    held_out: tuple[PromptRow, ...]
+    held_out: Mapping[str, tuple[PromptRow, ...]]
+    """The prompts of each evaluation, by the field path of its dataset (`evaluation_dataset`)."""
     num_removed: int
     """Training rows that were removed because they are also held out."""
     sources: tuple[TrainingSource, ...] = ()
@@ -85,14 +88,14 @@ class Prompts:
     @property
     def rows(self) -> tuple[PromptRow, ...]:
         """All prompts for checks: training, then held-out."""
-        return (*self.training, *self.held_out)
+        return (*self.training, *chain.from_iterable(self.held_out.values()))
 
     def __str__(self) -> str:
         parts = [f"{self.num_training} training prompts"]
         if len(self.sources) > 1:
             parts = [f"{parts[0]} ({', '.join(f'{each.name}: {len(each.rows)}' for each in self.sources)})"]
         if self.held_out:
-            parts.append(f"{len(self.held_out)} held-out prompts")
+            parts.append(f"{' + '.join(str(len(rows)) for rows in self.held_out.values())} held-out prompts")
         if self.num_removed:
             parts.append(f"{self.num_removed} training rows removed because they are held out")
         return ", ".join(parts)
@@ -121,7 +124,11 @@ class Prompts:
         for each in self.sources:
             if each.index is not None:
                 found[each.where] = each.index.state.longest
-        return {**found, EVALUATION_DATASET: _longest(self.held_out)}
+        return {**found, **{where: _longest(rows) for where, rows in self.held_out.items()}}
+
+    def only(self, training: tuple[PromptRow, ...]) -> Prompts:
+        """Returns these training rows without any other."""
+        return Prompts(training, {}, 0)
 
     @property
     def largest_token(self) -> int:
@@ -157,24 +164,22 @@ def load_all_prompts(
     progress. Raises DatasetError."""
     tokenizer = Tokenizer(model_folder)
     has_environment = training.environment is not None
-    held_out = list[PromptRow]()
-    if (evaluation := training.evaluation) is not None:
-        if evaluation.dataset is None:
-            held_out = _rows_without_dataset(evaluation.num_prompts)
-        else:
-            maker = PromptMaker(evaluation.dataset, tokenizer, EVALUATION_DATASET, for_environment=has_environment)
-            held_out = load_rows(maker, job_folder)[0][: evaluation.num_prompts]
+    held_out = _held_out_rows(training, tokenizer, job_folder)
     if not training.sources:
         # The environments of training and of evaluations have different seeds.
         rows = _rows_without_dataset(1)
-        return Prompts(tuple(rows), tuple(held_out), 0, (TrainingSource(DATASET, rows, digest_of(rows), None),))
-    compared = HeldOut.of((row.source_prompt for row in held_out), training.filters.contamination_ngram_words)
+        return Prompts(tuple(rows), held_out, 0, (TrainingSource(DATASET, rows, digest_of(rows), None),))
+    compared = HeldOut.of(
+        (row.source_prompt for row in chain.from_iterable(held_out.values())),
+        training.filters.contamination_ngram_words,
+    )
     drops_duplicates = training.filters.duplicates is Duplicates.DROP
     sources, reports = list[TrainingSource](), list[FilterReport]()
     for field, dataset in training.sources.items():
         maker = PromptMaker(dataset, tokenizer, f"spec.training.{field}", for_environment=has_environment)
-        files = _large_files(dataset, job_folder, maker.where) if data_folder is not None else None
+        files = _large_files(dataset, job_folder, maker.where)
         if files is not None and data_folder is not None:
+            needing = _types_that_need_answers(_rewards_of_source(dataset, training))
             settings = FilterPass(
                 files.paths,
                 dataset,
@@ -183,24 +188,25 @@ def load_all_prompts(
                 compared,
                 for_environment=has_environment,
                 finds_duplicates=drops_duplicates,
-                why_unusable=why_unusable if _needs_answers(training, dataset) else None,
+                answers_needed_by=str(needing[0]) if needing else "",
+                why_unusable=why_unusable if RewardType.MATH_ANSWER in needing else None,
             )
             index = opened_or_built(files, settings, data_folder / (maker.source or "dataset"), doing)
             sources.append(TrainingSource(maker.where, IndexedRows(index, maker), index.state.key, dataset))
             reports.append(index.state.report)
         else:
             loaded, counts = load_rows(maker, job_folder)
-            _check_answers(loaded, maker.where, dataset, _needs_answers(training, dataset))
+            _refuse_missing_answers(loaded, maker.where, dataset, _rewards_of_source(dataset, training))
             kept, report = without_dropped(loaded, compared, maker.where, counts, drops_duplicates=drops_duplicates)
             sources.append(TrainingSource(maker.where, kept, digest_of(kept), dataset))
             reports.append(report)
-    if evaluation is not None and evaluation.dataset is not None:
-        needs_answers = _needs_answers(training, evaluation.dataset)
-        _check_answers(held_out, EVALUATION_DATASET, evaluation.dataset, needs_answers)
+    for where, evaluation in zip(held_out, training.evaluations, strict=True):
+        if evaluation.dataset is not None:
+            _refuse_missing_answers(held_out[where], where, evaluation.dataset, rewards_of(evaluation, training))
     _write_reports(reports, data_folder)
     num_removed = sum(each.num_rows for report in reports for each in report.dropped if each.filter in HELD_OUT_FILTERS)
     checked = tuple(row for source in sources for row in source.rows_to_check)
-    return Prompts(checked, tuple(held_out), num_removed, tuple(sources))
+    return Prompts(checked, held_out, num_removed, tuple(sources))
 
 
 def prompt_cursor(
@@ -254,16 +260,42 @@ def epoch_metrics(cursor: Cursor) -> dict[str, float]:
     return {f"{SOURCE_PREFIX}/{name}/{SOURCE_EPOCHS}": epochs for name, epochs in cursor.epochs.items()}
 
 
+def _held_out_rows(training: Training, tokenizer: Tokenizer, job_folder: Path) -> dict[str, tuple[PromptRow, ...]]:
+    """Loads the prompts of each evaluation, by the field path of its dataset. Raises DatasetError."""
+    found = dict[str, tuple[PromptRow, ...]]()
+    has_environment = training.environment is not None
+    for index, each in enumerate(training.evaluations):
+        where, rows = evaluation_dataset(index), _rows_without_dataset(each.num_prompts)
+        if each.dataset is not None:
+            maker = PromptMaker(each.dataset, tokenizer, where, for_environment=has_environment)
+            rows, _ = load_rows(maker, job_folder)
+        found[where] = tuple(rows[: each.num_prompts])
+    return found
+
+
 def _rows_without_dataset(num_rows: int) -> list[PromptRow]:
     return [PromptRow(index, "", str(index), (), None, {}) for index in range(num_rows)]
 
 
-def _needs_answers(training: Training, dataset: Dataset) -> bool:
-    """Whether a reward of type MathAnswer scores responses to the prompts of this dataset."""
+def rows_with_answers(prompts: Prompts, training: Training) -> dict[str, tuple[PromptRow, ...]]:
+    """Returns the held-out prompts whose answers MathAnswer parses, by the field path of their dataset."""
+    return {
+        where: prompts.held_out[where]
+        for index, each in enumerate(training.evaluations)
+        if (where := evaluation_dataset(index))
+        and RewardType.MATH_ANSWER in _types_that_need_answers(rewards_of(each, training))
+    }
+
+
+def _rewards_of_source(dataset: Dataset, training: Training) -> list[Reward]:
+    """Returns the listed rewards that score responses to the prompts of this dataset."""
     named = dataset.rewards if isinstance(dataset, NamedDataset) else ()
-    return any(
-        reward.type is RewardType.MATH_ANSWER and (not named or reward.name in named) for reward in training.rewards
-    )
+    return [reward for reward in training.rewards if not named or reward.name in named]
+
+
+def _types_that_need_answers(rewards: Iterable[Reward]) -> list[RewardType]:
+    """Returns the types of the rewards that cannot score rows without an answer."""
+    return [each.type for each in rewards if each.type in (RewardType.MATH_ANSWER, RewardType.CODE)]
 
 
 def _large_files(dataset: Dataset, job_folder: Path, where: str) -> ParquetFiles | None:
@@ -276,17 +308,20 @@ def _large_files(dataset: Dataset, job_folder: Path, where: str) -> ParquetFiles
     return files if files.num_rows > MAX_ROWS_PARSED else None
 
 
-def _check_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, needs_answers: bool) -> None:
-    """Raises DatasetError if only some rows have an answer, or if MathAnswer cannot score some."""
+def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:
+    """Raises DatasetError if some rows have no answer or one that the rewards cannot score."""
     unanswered = [row.location for row in rows if row.answer is None]
-    if unanswered and (len(unanswered) < len(rows) or needs_answers):
-        why = "the reward MathAnswer needs one" if needs_answers else "the other rows have one"
+    needing = _types_that_need_answers(rewards)
+    if unanswered and (len(unanswered) < len(rows) or needing):
+        why = f"the reward {needing[0]} needs one" if needing else "the other rows have one"
         raise DatasetError(
             f"{where}.answerField: {len(unanswered)} of {len(rows)} rows have no answer, but {why} (first: "
             f"{unanswered[0]}); name the column with the answer, or remove these rows"
         )
-    if needs_answers:
+    if RewardType.MATH_ANSWER in needing:
         refuse_unusable(rows, where, dataset.answer_field)
+    if RewardType.CODE in needing:
+        refuse_unusable_tests(rows, where)
 
 
 def _write_reports(reports: Sequence[FilterReport], data_folder: Path | None) -> None:

@@ -23,6 +23,7 @@ import torch
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
@@ -39,6 +40,7 @@ from rljob_trainer.workers.columns import (
     SAMPLE_IDS,
     SAMPLE_SEEDS,
     SCORED_BY,
+    SCORED_GROUPS,
     TURN_BEGINNINGS,
 )
 from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup
@@ -53,7 +55,7 @@ ENVIRONMENT_REQUEST_COLUMNS = (PROMPT_MESSAGES, DATASET_ROWS, ENVIRONMENT_SEEDS,
 RESPONSE_COLUMNS = (SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS, MESSAGES)
 """Columns of finished responses that reward functions need; the last two only in a job with an environment."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS, SCORED_BY)
-"""Prompt columns that reward functions need. In a job with an environment the first two come with the response."""
+"""Prompt columns that rewards need; SCORED_BY is optional. With an environment the first two come with the response."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,20 @@ class Engines:
 
 
 @dataclass(frozen=True)
+class ScoringSettings:
+    """What the job's rewards need."""
+
+    sees_groups: bool = False
+    """Whether a reward sees all responses of a group. Then all rewards score a group when its last response has
+    finished."""
+    counts_calls: bool = False
+    """Whether a reward counts calls of a service."""
+
+
+PLAIN_SCORING = ScoringSettings()
+
+
+@dataclass(frozen=True)
 class _Sample:
     """A row of a batch: the request of a response in flight, or the finished response."""
 
@@ -101,11 +117,19 @@ class Sampler:
     """Generates and scores responses. Each response has an id, its value of SAMPLE_IDS, which is never used for another
     one."""
 
-    def __init__(self, hybrid: HybridGroup, reward: RewardGroup, engines: Engines, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        hybrid: HybridGroup,
+        reward: RewardGroup,
+        engines: Engines,
+        stop: StopRequest,
+        scoring: ScoringSettings = PLAIN_SCORING,
+    ) -> None:
         self.hybrid = hybrid
         self.reward = reward
         self.engines = engines
         self.stop = stop
+        self.scoring = scoring
         self.num_samples = 0
         """Number of responses requested so far."""
         self._sampling: SamplingSettings | None = None
@@ -122,6 +146,13 @@ class Sampler:
         """The rows of finished responses that were not collected, as rows of what an engine has returned."""
         self._rank_of: dict[int, int] = {}
         """The rank that scores each finished response whose score was not collected."""
+        self._group_of: dict[int, int] = {}
+        """The group of each response that waits for its group's scoring; the number of a group is its first
+        response."""
+        self._members: dict[int, list[int]] = {}
+        """The responses of these groups."""
+        self._unscored: dict[int, _Sample] = {}
+        """Finished responses that wait for the rest of their group, as rows for `start_scoring`."""
         self._started: list[PendingResult[DataProto]] = []
         self._requested_again: set[int] = set()
         """Responses that an engine has failed to complete once."""
@@ -143,9 +174,14 @@ class Sampler:
         self._num_finished.clear()
         self.hybrid.begin_rollout(syncs)
 
-    def submit(self, inputs: DataProto, finished: Sequence[tuple[int, DataProto]] = ()) -> torch.Tensor:
+    def submit(
+        self,
+        inputs: DataProto,
+        finished: Sequence[tuple[int, DataProto]] = (),
+        groups_S: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Requests one response per row, and returns their SAMPLE_IDS, int64. Needs PROMPT_TOKEN_IDS, SAMPLE_SEEDS and
-        REWARD_COLUMNS; IS_GREEDY is optional.
+        REWARD_COLUMNS; IS_GREEDY is optional. `groups_S`: the group of each response, for `sees_groups`.
 
         `finished`: responses that are already generated, and are only scored. In the pair (8, batch), SAMPLE_IDS 0 to 3
         are the responses for the rows 8 to 11."""
@@ -153,6 +189,9 @@ class Sampler:
         self.num_samples += len(inputs)
         inputs = inputs.with_columns({SAMPLE_IDS: ids})
         self._samples |= {sample_id: _Sample(inputs, row) for row, sample_id in enumerate(ids.tolist())}
+        if self.scoring.sees_groups:
+            assert groups_S is not None, "a reward sees groups"
+            self._add_groups(ids, groups_S)
         for number, (row, batch) in enumerate(finished):
             ids_of_batch = ids[row + batch[SAMPLE_IDS]]
             self._engine_of |= dict.fromkeys(ids_of_batch.tolist(), number % self.engines.num_engines)
@@ -195,7 +234,8 @@ class Sampler:
             self.hybrid.abort()
         self.reward.drop_scores()
         by_id = (self._samples, self._waiting, self._engine_of, self._finished, self._rank_of, self._scored)
-        for of_responses in (*by_id, self._started):
+        by_group = (self._group_of, self._members, self._unscored)
+        for of_responses in (*by_id, *by_group, self._started):
             of_responses.clear()
 
     def poll_scores(self) -> None:
@@ -234,6 +274,13 @@ class Sampler:
         parts = [ids[ranks_S == rank] for rank in range(self.engines.num_ranks)]
         scores = self.reward.finish_scoring([DataProto({SAMPLE_IDS: part}) for part in parts])
         return scores.reorder(ranks_S.argsort(stable=True).argsort())
+
+    def take_reward_metrics(self, prefix: str = "") -> Metrics:
+        """Returns what the rewards have counted of their calls of services since the last call, such as the cost.
+        `prefix`: of the metrics' names."""
+        if not self.scoring.counts_calls:
+            return {}
+        return {f"{prefix}{name}": value for name, value in self.reward.take_metrics().items()}
 
     def _check_started(self) -> None:
         """Raises the error of a `start_scoring` that has failed."""
@@ -299,15 +346,46 @@ class Sampler:
             self._rank_of[sample_id] = self._engine_of[sample_id] * size + sample_id % size
         inputs = _rows([self._samples.pop(sample_id) for sample_id in finished])
         of_response = [name for name in (*RESPONSE_COLUMNS, *REWARD_COLUMNS) if name in batch]
-        of_prompt = [name for name in REWARD_COLUMNS if name not in batch]
+        of_prompt = [name for name in REWARD_COLUMNS if name not in batch and name in inputs]
         scored = batch.only(of_response).rows([samples[-1].row for samples in finished.values()])
+        self._finished |= finished
+        self._num_finished.update(self._engine_of.pop(sample_id) for sample_id in finished)
         rows = scored.union(inputs.only(of_prompt))
-        ranks_S = torch.tensor([self._rank_of[sample_id] for sample_id in finished])
+        if self.scoring.sees_groups:
+            self._unscored |= {sample_id: _Sample(rows, row) for row, sample_id in enumerate(finished)}
+            self._start_scoring_of_groups({self._group_of[sample_id]: None for sample_id in finished})
+        else:
+            self._start_scoring(rows)
+
+    def _add_groups(self, ids_S: torch.Tensor, groups_S: torch.Tensor) -> None:
+        first_of: dict[int, int] = {}
+        for sample_id, group in zip(ids_S.tolist(), groups_S.tolist(), strict=True):
+            number = first_of.setdefault(group, sample_id)
+            self._group_of[sample_id] = number
+            self._members.setdefault(number, []).append(sample_id)
+
+    def _start_scoring_of_groups(self, groups: Iterable[int]) -> None:
+        """Starts the scoring of those groups whose responses have all finished, each by the rank of its first one."""
+        samples: list[_Sample] = []
+        numbers: list[int] = []
+        for group in groups:
+            members = self._members[group]
+            if any(sample_id not in self._unscored for sample_id in members):
+                continue
+            for sample_id in members:
+                self._rank_of[sample_id] = self._rank_of[group]
+                del self._group_of[sample_id]
+                samples.append(self._unscored.pop(sample_id))
+            numbers += [group] * len(members)
+            del self._members[group]
+        if samples:
+            self._start_scoring(_rows(samples).with_columns({SCORED_GROUPS: torch.tensor(numbers)}))
+
+    def _start_scoring(self, rows: DataProto) -> None:
+        ranks_S = torch.tensor([self._rank_of[sample_id] for sample_id in rows[SAMPLE_IDS].tolist()])
         self._started.append(
             self.reward.start_scoring([rows.rows(ranks_S == rank) for rank in range(self.engines.num_ranks)])
         )
-        self._finished |= finished
-        self._num_finished.update(self._engine_of.pop(sample_id) for sample_id in finished)
 
 
 def equal_parts(ids: Sequence[int], num_parts: int) -> list[Sequence[int]]:

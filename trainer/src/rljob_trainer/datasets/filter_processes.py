@@ -54,6 +54,8 @@ class FilterPass:
     held_out: HeldOut
     for_environment: bool = False
     finds_duplicates: bool = False
+    answers_needed_by: str = ""
+    """The type of a reward that cannot score rows without an answer; empty: none needs answers."""
     why_unusable: Callable[[object], str | None] | None = None
     """Returns why a reward cannot score an answer; None: answers are not checked. A function of a module."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_trainer.datasets.filters import DropCounts, FilterName, FilterReport, HeldOut, comparable
-from rljob_trainer.datasets.prompts import EVALUATION_DATASET, PromptMaker, PromptRow
+from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
 
@@ -89,7 +89,7 @@ def without_dropped(
             counts.add(reason, [row.location])
     if not kept:
         raise DatasetError(
-            f"{where}: all {len(rows)} rows are held out for the evaluation, so none is left to train on; decrease "
-            f"spec.training.evaluation.numPrompts, or name other rows in {EVALUATION_DATASET}"
+            f"{where}: all {len(rows)} rows are held out for evaluations, so none is left to train on; "
+            "decrease numPrompts in spec.training.evaluations, or name other rows in their datasets"
         )
     return kept, FilterReport(dataset=where, num_rows=num_rows, num_kept=len(kept), dropped=counts.dropped())

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     # Importing this module loads transformers.
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
-DATASET, EVALUATION_DATASET = "spec.training.dataset", "spec.training.evaluation.dataset"
-"""Field paths of the two dataset blocks."""
+DATASET = "spec.training.dataset"
+"""Field path of the dataset block."""
 PLACEHOLDER = "{prompt}"
 SYSTEM = "system"
 
@@ -348,3 +348,8 @@ def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
             f"({dataset.max_prompt_tokens}); increase it, or set overlongPrompt: Drop"
         )
     return False
+
+
+def evaluation_dataset(index: int) -> str:
+    """Returns the field path of the dataset of an entry of `training.evaluations`."""
+    return f"spec.training.evaluations[{index}].dataset"

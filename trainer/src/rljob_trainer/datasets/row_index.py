@@ -100,7 +100,7 @@ def key_of(files: ParquetFiles, settings: FilterPass) -> str:
         "fields": sorted(settings.dataset.model_fields_set - OTHER_FIELDS),
         "tokenizer": _tokenizer_digest(settings.model_folder),
         "heldOut": [sorted(held_out.prompts), held_out.ngram_words],
-        "flags": [settings.for_environment, settings.finds_duplicates, settings.why_unusable is not None],
+        "flags": [settings.for_environment, settings.finds_duplicates, settings.answers_needed_by],
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
@@ -180,8 +180,12 @@ def _add(total: FilteredRows, part: FilteredRows, settings: FilterPass) -> None:
 def _checked_state(total: FilteredRows, num_kept: int, key: str, settings: FilterPass) -> IndexState:
     """Returns the state of the index. Raises DatasetError if no row is left, or if only some rows have answers."""
     report = report_of(settings.where, total.num_rows, num_kept, total.counts)
-    if total.num_unanswered and (settings.why_unusable is not None or total.num_unanswered < sum_kept(report)):
-        why = "the reward MathAnswer needs one" if settings.why_unusable is not None else "the other rows have one"
+    if total.num_unanswered and (settings.answers_needed_by or total.num_unanswered < sum_kept(report)):
+        why = (
+            f"the reward {settings.answers_needed_by} needs one"
+            if settings.answers_needed_by
+            else "the other rows have one"
+        )
         raise DatasetError(
             f"{settings.where}.answerField: {total.num_unanswered} of {total.num_rows} rows have no answer, but {why} "
             f"(first: {total.unanswered[0]}); name the column with the answer, or remove these rows"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -76,6 +76,8 @@ class RewardOutcome:
     found: str | None = None
     """An excerpt of the answer that the scorer extracted from the response; empty if it found none, None if the scorer
     does not report it."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """What the scorer counted of its work, by the last part of a metric's name, such as `{"requests": 2.0}`."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,51 @@ Scorer = Callable[[RewardRequest], object]
 """Returns the score or `Scored`; `as_score` and `as_found` check the returned value."""
 
 
+@dataclass(frozen=True)
+class SyncCalls:
+    """A scorer that gets all responses of a call."""
+
+    score: Callable[[Sequence[RewardRequest]], Sequence[object]]
+    """Returns for each response what a Scorer returns."""
+
+
+@dataclass(frozen=True)
+class AsyncCalls:
+    """A scorer whose calls run at the same time in the event loop of its process."""
+
+    score: Callable[[Sequence[RewardRequest]], Awaitable[Sequence[object]]]
+    """Returns for each response what a Scorer returns, or a RewardOutcome."""
+    has_own_limits: bool = False
+    """Whether the scorer has time limits of its own. Otherwise a call is cancelled at the time limit."""
+    probe: Callable[[], Coroutine[object, object, None]] | None = None
+    """Finds out before a run whether the scorer can work. Raises ConfigurationError, or ResourceError if a later
+    attempt may succeed."""
+
+
+class Takes(StrEnum):
+    """What one call of a scorer gets."""
+
+    RESPONSE = "Response"
+    """One response."""
+    BATCH = "Batch"
+    """Any responses, at most `max_responses`."""
+    GROUP = "Group"
+    """All responses to one prompt."""
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """How a pool calls a scorer."""
+
+    takes: Takes = Takes.RESPONSE
+    max_responses: int = 1
+    """Of one call that takes a batch."""
+    max_calls: int = 1
+    """Calls at the same time in one process, of a scorer with AsyncCalls."""
+    retries_unreachable: bool = True
+    """Whether the pool tries again if a service is unreachable. False for a scorer that does this itself."""
+
+
 class ScorerSpec(Protocol):
     """Specifies a scorer: a dataclass of plain values. Each scoring process rebuilds it and loads the scorer once."""
 
@@ -105,7 +152,7 @@ class ScorerSpec(Protocol):
     def name(self) -> str:
         """The scorer's name for messages."""
 
-    def load(self) -> Scorer:
+    def load(self) -> Scorer | SyncCalls | AsyncCalls:
         """Imports and returns the scorer, in the scoring process. Raises ConfigurationError if it cannot be used."""
 
 

@@ -7,25 +7,28 @@ the calls this process runs calls of other roles, while the scoring processes wo
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, compress, repeat
 from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.reward import ErrorPolicy, OverlongPenalty, Reward
+from rljob_api.v1alpha1.reward import Reward
 from rljob_api.v1alpha1.training import ENVIRONMENT_REWARD
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.errors import ResourceError, RewardError
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec, excerpt
-from rljob_trainer.rewards.process_pool import ScorerPool
+from rljob_trainer.errors import RewardError
+from rljob_trainer.observability.metrics import NAMED_REWARD_PREFIX, Metrics
+from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
+from rljob_trainer.rewards.code import POOL_SECONDS, CodeScorer
+from rljob_trainer.rewards.error_policies import apply_error_policies
+from rljob_trainer.rewards.overlong import overlong_scores
+from rljob_trainer.rewards.process_pool import ONE_BY_ONE, ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
@@ -38,6 +41,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_TEXTS,
     SAMPLE_IDS,
     SCORED_BY,
+    SCORED_GROUPS,
     TURN_BEGINNINGS,
     score_column,
     status_column,
@@ -47,7 +51,6 @@ log = logging.getLogger(__name__)
 
 STATUSES = tuple(RewardStatus)
 """The statuses in the order of their numbers in a status column."""
-MAX_EXCERPT_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ class ScorerSettings:
     """The reward's field in the job, such as `spec.training.rewards[0]`."""
     scorer: ScorerSpec
     num_processes: int
+    calls: CallSettings = ONE_BY_ONE
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of these scoring processes only."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +117,23 @@ class RewardSettings:
     of_environment: tuple[EnvironmentRewardSettings, ...] = ()
     """The rewards of type Environment."""
 
-    def start_pool(self, scorer: ScorerSettings, num_processes: int, first_number: int) -> ScorerPool:
-        """Starts `num_processes` scoring processes of a reward without waiting until they are ready."""
+    def start_pool(
+        self, scorer: ScorerSettings, num_processes: int, first_number: int, *, probes_service: bool = False
+    ) -> ScorerPool:
+        """Starts `num_processes` scoring processes of a reward without waiting until they are ready.
+        `probes_service`: see ScorerPool."""
+        # The sandbox ends slow code, which is a score and not a failure.
+        more_seconds = POOL_SECONDS if isinstance(scorer.scorer, CodeScorer) else 0.0
         return ScorerPool(
             scorer.scorer,
             name=scorer.reward.name,
             num_processes=num_processes,
             first_number=first_number,
-            timeout_seconds=scorer.reward.timeout_seconds,
+            timeout_seconds=scorer.reward.timeout_seconds + more_seconds,
             log_folder=self.log_folder,
-            environment=self.environment,
+            environment={**self.environment, **scorer.environment},
+            calls=scorer.calls,
+            probes_service=probes_service,
         )
 
 
@@ -156,29 +169,33 @@ class RewardWorker(Worker):
         """Those of them that `scored` has returned."""
         self.logged: set[tuple[str, RewardStatus]] = set()
         """The kinds of failures that the log has: name of the reward and status."""
+        self.counts = defaultdict[str, float](float)
+        """What scorers have counted since the last `take_metrics`, by the metric's name."""
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def start_scoring(self, batch: DataProto) -> DataProto:
         """Sends the responses to the scoring processes without waiting for scores. May be called again before their
         scores are collected.
 
-        A response with IS_LOST is not sent, nor one whose dataset does not name the reward: the controller removes its
-        scores. Needs SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and
-        DATASET_ROWS. In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES. Returns a batch without
-        columns. Raises RewardError for a row that cannot be sent to a scorer, and for an exception of an environment
-        that gives no reward."""
+        A response with IS_LOST is not sent; the controller removes its scores. Needs SAMPLE_IDS,
+        IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
+        In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES, and for a reward that sees whole groups
+        SCORED_GROUPS. With SCORED_BY, only the rewards that a row names score it, and the scores of the others mean
+        nothing. Returns a batch without columns. Raises RewardError for a row that cannot be sent to a scorer, and for
+        an exception of an environment that gives no reward."""
         of_environment = self._environment_outcomes(batch)
-        names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
+        texts = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         conversations = batch.object_column(MESSAGES) if ENVIRONMENT_RESULTS in batch else repeat((), len(batch))
         requests = [
             RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row), _messages(messages))
             for prompt, beginning, response, answer, row, messages in zip(
-                *map(batch.object_column, names), conversations, strict=True
+                *map(batch.object_column, texts), conversations, strict=True
             )
         ]
-        sent = [self._sent(scorer.reward.name, batch) for scorer in self.settings.scorers]
+        groups = batch[SCORED_GROUPS].tolist() if SCORED_GROUPS in batch else None
+        sent = [_are_sent(batch, scorer.reward.name) for scorer in self.settings.scorers]
         outcomes = [
-            pool.submit(list(compress(requests, each))) if any(each) else _not_scored()
+            pool.submit(list(compress(requests, each)), None if groups is None else list(compress(groups, each)))
             for pool, each in zip(self.pools, sent, strict=True)
         ]
         numbers = [list(accumulate(each, initial=0)) for each in sent]
@@ -189,16 +206,6 @@ class RewardWorker(Worker):
             found = [each if is_sent[row] else _not_scored() for each, is_sent in zip(outcomes, sent, strict=True)]
             self.started[sample_id] = _Started(request, length, indices, found, of_row)
         return DataProto()
-
-    def _sent(self, reward: str, batch: DataProto) -> list[bool]:
-        """Returns for each response whether the reward scores it: the engine has completed it, and the dataset of its
-        prompt names the reward, or names none."""
-        scored_by: Iterable[object] = batch.object_column(SCORED_BY) if SCORED_BY in batch else repeat((), len(batch))
-        is_sent: list[bool] = []
-        for names, is_lost in zip(scored_by, batch[IS_LOST].tolist(), strict=True):
-            assert isinstance(names, tuple | list), "a row of SCORED_BY"
-            is_sent.append(not is_lost and (not names or reward in names))
-        return is_sent
 
     def _environment_outcomes(self, batch: DataProto) -> list[list[RewardOutcome]]:
         """Returns for each row the outcomes of the rewards of type Environment."""
@@ -211,7 +218,11 @@ class RewardWorker(Worker):
             match result:
                 case ["ERROR", _, detail] if not rewards:
                     raise RewardError(f"spec.training.environment: the environment {detail}")
-        return [[reward.outcome(result) for reward in rewards] for result in results]
+        wanted = {each.reward.name: _are_scored(batch, each.reward.name) for each in rewards}
+        return [
+            [each.outcome(result) if wanted[each.reward.name][row] else _NO_OUTCOME for each in rewards]
+            for row, result in enumerate(results)
+        ]
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, batch: DataProto) -> DataProto:
@@ -252,6 +263,9 @@ class RewardWorker(Worker):
     ) -> dict[str, torch.Tensor]:
         scores = apply_error_policies(reward, where, scorer_name, requests, outcomes)
         self._log_new_failures(reward, where, outcomes)
+        for outcome in outcomes:
+            for name, number in outcome.counts.items():
+                self.counts[f"{NAMED_REWARD_PREFIX}/{reward.name}/{name}"] += number
         statuses = [STATUSES.index(outcome.status) for outcome in outcomes]
         return {
             score_column(reward.name): torch.tensor(scores, dtype=torch.float64),
@@ -269,6 +283,13 @@ class RewardWorker(Worker):
             found = self._newly_scored()
         self.reported.update(found)
         return found
+
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def take_metrics(self) -> Metrics:
+        """Returns what scorers have counted of the collected scores since the last call, summed over ranks."""
+        taken = dict(self.counts)
+        self.counts.clear()
+        return taken
 
     @register(Dispatch.ONE_TO_ALL)
     def drop_scores(self) -> None:
@@ -301,11 +322,28 @@ class RewardWorker(Worker):
         return DataProto(objects={name: batch.object_column(name) for name in batch.column_names()})
 
 
+_NO_OUTCOME = RewardOutcome(0.0, RewardStatus.OK, "", 0.0)
+
+
 def _not_scored() -> Future[list[RewardOutcome]]:
     """The outcome for a response that is not sent to the scorer."""
     future: Future[list[RewardOutcome]] = Future()
-    future.set_result([RewardOutcome(0.0, RewardStatus.OK, "", 0.0)])
+    future.set_result([_NO_OUTCOME])
     return future
+
+
+def _are_scored(batch: DataProto, reward: str) -> list[bool]:
+    """Whether this reward scores each response."""
+    if SCORED_BY not in batch:
+        return [True] * len(batch)
+    return [reward in str(names).split() for names in batch.object_column(SCORED_BY)]
+
+
+def _are_sent(batch: DataProto, reward: str) -> list[bool]:
+    """Whether each response is sent to this reward's processes: the reward scores it, and the engine has completed
+    it."""
+    pairs = zip(_are_scored(batch, reward), batch[IS_LOST].tolist(), strict=True)
+    return [is_scored and not is_lost for is_scored, is_lost in pairs]
 
 
 def _messages(value: object) -> Sequence[Mapping[str, object]]:
@@ -317,84 +355,3 @@ def _mapping(row: object) -> Mapping[str, object]:
     if not isinstance(row, Mapping):
         raise RewardError(f"a dataset row must be a mapping (seen: {type(row).__name__})")
     return row
-
-
-def apply_error_policies(
-    reward: Reward, where: str, scorer_name: str, requests: Sequence[RewardRequest], outcomes: Sequence[RewardOutcome]
-) -> tuple[float, ...]:
-    """Applies `onError` and `onTimeout`: one score per request, in order. A failed one has `errorScore` with the policy
-    Score, and NaN with the policy Exclude. `where` is the reward's field in the job, such as
-    `spec.training.rewards[0]`.
-
-    Raises ResourceError if scoring processes were killed, whatever the policy is, because a lack of memory must not
-    become a score. Raises RewardError for the first failure whose policy is Fail.
-    """
-    for request, outcome in zip(requests, outcomes, strict=True):
-        if outcome.status is RewardStatus.KILLED:
-            raise ResourceError(f"{where} (reward {reward.name}): {scorer_name} {_kill_text(where, request, outcome)}")
-    counts = Counter(outcome.status for outcome in outcomes)
-    for request, outcome in zip(requests, outcomes, strict=True):
-        if policy_for(reward, outcome.status) is ErrorPolicy.FAIL:
-            seen = f"{counts[outcome.status]} of {len(outcomes)}"
-            raise RewardError(
-                f"{where} (reward {reward.name}): {scorer_name} {_failure_text(where, request, outcome, seen)}"
-            )
-    return tuple(_score(reward, outcome) for outcome in outcomes)
-
-
-def policy_for(reward: Reward, status: RewardStatus) -> ErrorPolicy | None:
-    """The policy for a failure; None for OK and KILLED. An unreachable service says nothing about the response, so it
-    never gives a score: the policy is Exclude, or Fail if `onTimeout` is Fail."""
-    match status:
-        case RewardStatus.ERROR:
-            return reward.on_error
-        case RewardStatus.TIMEOUT | RewardStatus.DIED:
-            return reward.on_timeout
-        case RewardStatus.UNREACHABLE:
-            return ErrorPolicy.FAIL if reward.on_timeout is ErrorPolicy.FAIL else ErrorPolicy.EXCLUDE
-        case RewardStatus.OK | RewardStatus.KILLED:
-            return None
-
-
-def _score(reward: Reward, outcome: RewardOutcome) -> float:
-    if outcome.score is not None:
-        return outcome.score
-    return reward.error_score if policy_for(reward, outcome.status) is ErrorPolicy.SCORE else math.nan
-
-
-def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, seen: str) -> str:
-    field = "onError" if outcome.status is RewardStatus.ERROR else "onTimeout"
-    or_score = "" if outcome.status is RewardStatus.UNREACHABLE else ", or Score to give them errorScore"
-    return (
-        f"{outcome.detail}\n{_request_text(request)}"
-        f"{seen} responses of this worker failed in this way; fix the reward, or set {where}.{field}: Exclude to leave "
-        f"such responses out of the update{or_score}"
-    )
-
-
-def _kill_text(where: str, request: RewardRequest, outcome: RewardOutcome) -> str:
-    return (
-        f"{outcome.detail}\n{_request_text(request)}"
-        "two scoring processes were killed while they scored this response; the trainer is probably out of memory: "
-        f"increase its memory or reduce {where}.numProcesses. If only such responses fail, limit the memory in the "
-        "code of the reward, so that it raises an error, to which onError applies"
-    )
-
-
-def _request_text(request: RewardRequest) -> str:
-    shown = {"prompt": request.prompt, "response": request.response}
-    if request.answer is not None:
-        shown["answer"] = str(request.answer)
-    return "".join(f"  {name}: {excerpt(text, MAX_EXCERPT_CHARACTERS)!r}\n" for name, text in shown.items())
-
-
-def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:
-    """Soft overlong punishment: min(-exceed / buffer * factor, 0) with exceed = num_tokens - (max_new_tokens - buffer).
-    The score is 0 up to the buffer's beginning and -factor at the limit.
-
-    Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.4, equation 13, where the factor is 1 and responses beyond
-    the limit get -1; here no response is longer than the limit. `num_tokens` includes the end token. When to use:
-    against truncation, instead of a hard penalty at the limit.
-    """
-    begin = max_new_tokens - penalty.buffer_tokens
-    return tuple(min((begin - each) / penalty.buffer_tokens * penalty.penalty_factor, 0.0) for each in num_tokens)

@@ -9,6 +9,7 @@ from rljob_testing.jobs.valid_job import REMOVED, Bad
 
 _T = "spec.training."
 _FUNCTION = {"path": "mine:own"}
+_JUDGE = {"url": "http://judge/v1", "model": "m", "rubric": "Judge {response}", "pattern": "Score: (.*)"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ _UNIONS = (
             "Format": ("format", {"pattern": "a"}),
             "Overlong": ("overlong", {"bufferTokens": 16}),
             "RewardModel": ("rewardModel", {"source": "owner/reward"}),
+            "Judge": ("judge", _JUDGE),
+            "Remote": ("remote", {"url": "http://scores"}),
         },
         ({"type": "MathAnswer"},),
     ),

@@ -1,0 +1,1 @@
+"""Rewards that call a service: judges and reward servers."""

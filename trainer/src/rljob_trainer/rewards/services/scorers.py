@@ -1,0 +1,29 @@
+"""Scorers that call a service. Only the scoring processes of these rewards import the code that calls it, because event
+loops and HTTP need time and memory."""
+
+from __future__ import annotations
+
+from rljob_trainer.rewards.base import AsyncCalls
+from rljob_trainer.rewards.services.settings import JudgeSettings, RemoteSettings
+
+
+class JudgeScorer(JudgeSettings):
+    """Scores responses by a judge."""
+
+    def load(self) -> AsyncCalls:
+        """Raises ConfigurationError if the variable of the key is not set."""
+        from rljob_trainer.rewards.services.judge import Judge
+
+        judge = Judge(self)
+        return AsyncCalls(judge.scores, has_own_limits=True, probe=judge.probe)
+
+
+class RemoteScorer(RemoteSettings):
+    """Scores responses by a reward server."""
+
+    def load(self) -> AsyncCalls:
+        """Raises ConfigurationError if the variable of the key is not set."""
+        from rljob_trainer.rewards.services.remote import RewardServer
+
+        server = RewardServer(self)
+        return AsyncCalls(server.scores, has_own_limits=True, probe=server.probe)
