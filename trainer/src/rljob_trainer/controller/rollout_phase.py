@@ -283,7 +283,7 @@ class RolloutPhase:
         scored_by_S = rewards_of_rows(rollout.prompts, len(scores)) if self.names_rewards else ()
         scores = without_scores_of(scores, rollout.scoring.is_lost_S, rollout.weights, scored_by_S)
         totals_S = weighted_sum(scores, rollout.weights)
-        refuse_not_finite(rollout.prompts, rollout.weights, scores, totals_S)
+        refuse_not_finite(rollout.prompts, rollout.weights, scores, totals_S, [*self.weights])
         num_rows, greedy = len(rollout.prompts), None
         totals_B = totals_S[:num_rows]
         if len(scores) > num_rows:
