@@ -32,7 +32,7 @@ from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardReques
 from rljob_trainer.rewards.error_policies import apply_error_policies
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.loading import call_settings, scorer_spec
+from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -71,8 +71,7 @@ def length(prompt, response, answer, row):
     return len(response) / 4
 
 def relative(prompt, responses, answer, row):
-    mean = sum(map(len, responses)) / len(responses)
-    return [len(each) - mean for each in responses]
+    return [len(each) - sum(map(len, responses)) / len(responses) for each in responses]
 
 def slow(prompt, response, answer, row):
     time.sleep(5.0 if response == "hang" else 0.0)
@@ -167,13 +166,11 @@ def test_a_group_function_and_others_score_the_same_responses(tmp_path: Path) ->
     relative = function("relative")
     scorer = FunctionScorer("several:relative", relative.where, Takes.GROUP)
     group = replace(relative, scorer=scorer, calls=CallSettings(Takes.GROUP))
-    numbers = {SCORED_GROUPS: torch.tensor([7, 9, 7, 9])}
-    batch = responses("ab", "abcd", "abcdef", "x").with_columns(numbers)
-    lost = batch.with_columns({IS_LOST: torch.tensor([False, False, False, True])})
+    columns = {SCORED_GROUPS: torch.tensor([7, 9, 7, 9]), IS_LOST: torch.tensor([False, False, False, True])}
+    lost = responses("ab", "abcd", "abcdef", "x").with_columns(columns)
     with worker_of(tmp_path, group, function("length")) as worker:
         worker.start_scoring(lost)
         scores = worker.finish_scoring(lost)
-    # Response 3 was lost, so its group has one response.
     assert scores[score_column("relative")].tolist()[:3] == [-2.0, 0.0, 2.0]
     assert scores[score_column("length")].tolist()[:3] == [0.5, 1.0, 1.5]
 
@@ -184,20 +181,14 @@ def test_what_scorers_count_becomes_metrics_once(tmp_path: Path) -> None:
         reward = Reward.model_validate({"name": "judge", "type": "Judge", "judge": job})
         spec = scorer_spec(reward, "rewards[0]", None)
         assert spec is not None
-        calls = call_settings(reward, "rewards[0]", 1)
-        with worker_of(tmp_path, ScorerSettings(reward, "rewards[0]", spec, 1, calls)) as worker:
+        with worker_of(tmp_path, ScorerSettings(reward, "rewards[0]", spec, 1)) as worker:
             batch = responses("a", "b", "a", "c")
             worker.start_scoring(batch)
             scores = worker.finish_scoring(batch)
             counts, again = worker.take_metrics(), worker.take_metrics()
     assert scores[score_column("judge")].tolist() == [1.0] * 4
-    assert {name: counts[f"reward/judge/total_{name}"] for name in ("requests", "cache_hits", "prompt_tokens")} == {
-        "requests": 3,
-        "cache_hits": 1,
-        "prompt_tokens": 120,
-    }
+    assert [counts["reward/judge/total_requests"], counts["reward/judge/total_cache_hits"], again] == [3, 1, {}]
     assert counts["reward/judge/total_cost"] == pytest.approx(126e-6)
-    assert again == {}
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from rljob_testing.local_servers import free_port
 from rljob_testing.reward_services import Answer, Received, RewardService, completion, reward_service
 from rljob_trainer.errors import ConfigurationError, ResourceError
-from rljob_trainer.rewards import service
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
-from rljob_trainer.rewards.judge import Judge, filled_rubric
-from rljob_trainer.rewards.remote import RewardServer
-from rljob_trainer.rewards.service_scorers import JudgeScorer, RemoteScorer
+from rljob_trainer.rewards.services import http_service as service
+from rljob_trainer.rewards.services.judge import Judge, filled_rubric
+from rljob_trainer.rewards.services.remote import RewardServer
+from rljob_trainer.rewards.services.scorers import JudgeScorer, RemoteScorer
 
 WHERE = "spec.training.rewards[0].judge (reward style)"
 JUDGE = JudgeScorer(

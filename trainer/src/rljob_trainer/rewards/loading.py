@@ -20,7 +20,7 @@ from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
-from rljob_trainer.rewards.service_scorers import JudgeScorer, RemoteScorer
+from rljob_trainer.rewards.services.scorers import JudgeScorer, RemoteScorer
 from rljob_trainer.source_paths import local_path
 
 MAX_CALLS = 64

@@ -27,7 +27,7 @@ from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 from rljob_trainer.rewards.scoring_results import Result, failure_of, requests_of, result_of
-from rljob_trainer.rewards.service_scorers import JudgeScorer, RemoteScorer
+from rljob_trainer.rewards.services.scorers import JudgeScorer, RemoteScorer
 
 SCORERS = {
     scorer.__name__: scorer

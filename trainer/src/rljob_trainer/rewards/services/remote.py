@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, as_score
 from rljob_trainer.rewards.function import score_list
-from rljob_trainer.rewards.service import Counts, Service, ServiceError
-from rljob_trainer.rewards.service_scorers import RemoteScorer, key_of
+from rljob_trainer.rewards.services.http_service import Counts, Service, ServiceError
+from rljob_trainer.rewards.services.settings import RemoteSettings, key_of
 
 FIELDS = ("rewards", "scores")
 """Fields of an answer. OpenRLHF's servers may answer with both; the rewards are what it trains on."""
@@ -28,7 +28,7 @@ FIELDS = ("rewards", "scores")
 class RewardServer:
     """Sends requests to a reward server."""
 
-    def __init__(self, spec: RemoteScorer) -> None:
+    def __init__(self, spec: RemoteSettings) -> None:
         self._spec = spec
         self._service = Service(spec.url, key_of(spec.key_variable, spec.where), spec.timeout_seconds)
 

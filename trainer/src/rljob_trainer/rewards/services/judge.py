@@ -23,8 +23,14 @@ from rljob_trainer.rewards.base import (
     excerpt,
 )
 from rljob_trainer.rewards.final_message import SPECIAL_TOKEN
-from rljob_trainer.rewards.service import Counts, Service, ServiceError, ServiceLimits, UnusableAnswerError
-from rljob_trainer.rewards.service_scorers import JudgeScorer, key_of
+from rljob_trainer.rewards.services.http_service import (
+    Counts,
+    Service,
+    ServiceError,
+    ServiceLimits,
+    UnusableAnswerError,
+)
+from rljob_trainer.rewards.services.settings import JudgeSettings, key_of
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 OTHER_SPECIAL_TOKEN = re.compile(r"\[/?[A-Z_]{3,40}\]")
@@ -46,7 +52,7 @@ PROBE = "Answer with the word OK."
 class Judge:
     """Asks the endpoint. With temperature 0, equal requests of this process are sent once."""
 
-    def __init__(self, spec: JudgeScorer) -> None:
+    def __init__(self, spec: JudgeSettings) -> None:
         self._spec = spec
         self._pattern = re.compile(spec.pattern)
         self._labels = {label.strip().casefold(): score for label, score in spec.labels.items()}

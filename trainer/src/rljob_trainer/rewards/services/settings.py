@@ -1,5 +1,4 @@
-"""The settings of rewards that call a service. The code that calls it is imported by the scoring processes of these
-rewards only, because event loops and HTTP need time and memory."""
+"""The settings of rewards that call a service, for one scoring process."""
 
 from __future__ import annotations
 
@@ -7,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.rewards.base import AsyncCalls
 from rljob_trainer.settings import variable_or_none
 
 
 @dataclass(frozen=True)
-class JudgeScorer:
+class JudgeSettings:
     """The settings of a judge; the limits are the share of one process."""
 
     where: str
@@ -35,21 +33,9 @@ class JudgeScorer:
     """Of a million tokens."""
     completion_price: float
 
-    @property
-    def name(self) -> str:
-        """The judge's model."""
-        return f"the judge {self.model}"
-
-    def load(self) -> AsyncCalls:
-        """Raises ConfigurationError if the variable of the key is not set."""
-        from rljob_trainer.rewards.judge import Judge
-
-        judge = Judge(self)
-        return AsyncCalls(judge.scores, has_own_limits=True, probe=judge.probe)
-
 
 @dataclass(frozen=True)
-class RemoteScorer:
+class RemoteSettings:
     """The settings of a reward server."""
 
     where: str
@@ -57,18 +43,6 @@ class RemoteScorer:
     url: str
     key_variable: str | None
     timeout_seconds: float
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"the reward server {self.url}"
-
-    def load(self) -> AsyncCalls:
-        """Raises ConfigurationError if the variable of the key is not set."""
-        from rljob_trainer.rewards.remote import RewardServer
-
-        server = RewardServer(self)
-        return AsyncCalls(server.scores, has_own_limits=True, probe=server.probe)
 
 
 def key_of(variable: str | None, where: str) -> str | None:
