@@ -58,10 +58,10 @@ test-long: export OMP_NUM_THREADS := 1
 test-long: $(INSTALLED) programs ## Run the long tests: whole runs, outages, kills, restarts (same variables)
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
-# Builds etcd, kube-apiserver and Helm from Go modules; minutes the first time. KUBEBUILDER_ASSETS names a folder that has
-# etcd and kube-apiserver already.
+# Builds etcd, kube-apiserver, Helm and an S3 server (versitygw) from Go modules; minutes the first time.
+# KUBEBUILDER_ASSETS names a folder that has etcd and kube-apiserver already.
 programs: $(INSTALLED)
-	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.cluster.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm
+	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.cluster.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm versitygw
 
 browser: # Chromium, for the tests of a run's page
 	@tools/install_browser.sh
@@ -91,8 +91,8 @@ bench: $(INSTALLED) ## Run the benchmarks of bench/ beside verl and TRL, about a
 
 proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/e2e/cluster:$(CURDIR)/proof:$(CURDIR)/examples/guess_letter:$(CURDIR)/examples/calculator
 proof: export OMP_NUM_THREADS := 1
-proof: PARTS := algorithms environments gang golden kueue old-logprobs reward-model rollout-correction smolagents-session smollm2-calculator survival textarena-games trackers verifiers-session
-proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, environments, gang, golden, kueue, old-logprobs, reward-model, rollout-correction, smolagents-session, smollm2-calculator, survival, textarena-games, trackers or verifiers-session); results in runs/proof, resumable
+proof: PARTS := algorithms distillation environments gang golden kueue old-logprobs reward-model rollout-correction smolagents-session smollm2-calculator survival textarena-games trackers verifiers-session
+proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, distillation, environments, gang, golden, kueue, old-logprobs, reward-model, rollout-correction, smolagents-session, smollm2-calculator, survival, textarena-games, trackers or verifiers-session); results in runs/proof, resumable
 	@$(BIN)/python "proof/$(subst -,_,$(or $(filter $(PARTS),$(PART)),$(error PART must be one of $(PARTS) (seen: $(PART)); use for example PART=golden))).py" $(PROOF_ARGS)
 
 bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again (verl and TRL), with our versions where they allow them

@@ -2,10 +2,11 @@
 peak, and memory compared with the planner's formula.
 
     PYTHONPATH=crds/src:cli/src:operator/src:trainer/src:tests/support python bench/gpu_step.py
-        [--device cuda|cpu] [--models NAME,...] [--tokens N] [--longest N] [--rounds N] [--quick] [--seconds N]
-        [--json PATH] [--markdown PATH]
+        [--device cuda|cpu] [--models NAME,...] [--kernels Plain|Liger] [--tokens N] [--longest N] [--rounds N]
+        [--quick] [--seconds N] [--json PATH] [--markdown PATH]
 
-It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml, but neither Ray nor vLLM. The update is that
+It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml (with `--kernels Liger` liger-kernel, too),
+but neither Ray nor vLLM. The update is that
 of `workers/actor.py` on random rows: micro-batches of `--tokens` tokens in BFloat16 (on a CPU Float32), gradient
 clipping, AdamW. A case that does not fit according to the formula, or that may exceed `--seconds`, is skipped and
 listed. On a CPU a tiny model only shows that the program works; the data sheets are for GPUs.
@@ -30,6 +31,7 @@ from pathlib import Path
 
 import torch
 
+from rljob_api.v1alpha1.model import Kernels
 from rljob_bench.device_peak import measured_peak, stated_peak, synchronize
 from rljob_bench.machine import installed_versions
 from rljob_bench.memory import peak_growth_bytes
@@ -62,7 +64,7 @@ USABLE_SHARE = 0.9
 """Usable fraction of the device's memory: the rest is for the CUDA context and for memory that the allocator cannot
 reuse. On one H100 an update of 73.8 GiB by the formula ran out of memory at its third step, with 4.9 of 79.2 GiB
 reserved but unused."""
-LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic")
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "liger-kernel")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class GpuOptions:
 
     device_type: str
     shapes: tuple[ModelShape, ...]
+    kernels: Kernels
     micro_batch_tokens: int
     longest: int
     num_rounds: int
@@ -93,6 +96,7 @@ def read_gpu_options() -> GpuOptions:
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
     parser.add_argument("--models", metavar="NAME,...", help=f"models to measure, of {', '.join(SHAPES)}")
+    parser.add_argument("--kernels", choices=list(Kernels), default=Kernels.PLAIN, help="model.kernels of a job")
     parser.add_argument("--tokens", type=int, metavar="N", help="tokens of a micro-batch")
     parser.add_argument("--longest", type=int, metavar="N", help="tokens of the longest row")
     parser.add_argument("--rounds", type=int, metavar="N", help="number of measured updates, after a warm-up update")
@@ -116,6 +120,7 @@ def read_gpu_options() -> GpuOptions:
     return GpuOptions(
         device_type=chosen.device,
         shapes=tuple(SHAPES[name] for name in names),
+        kernels=Kernels(chosen.kernels),
         micro_batch_tokens=chosen.tokens or (128 if on_cpu else 16_384),
         longest=chosen.longest or (48 if on_cpu else 4096),
         num_rounds=chosen.rounds or (1 if chosen.quick else 3),
@@ -143,7 +148,7 @@ def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peak
             with options.time_limit.case():
                 if folder is None:
                     folder = stack.enter_context(random_model(shape, context.device))
-                actor = build_actor(folder, context, dtype, work, every, options.micro_batch_tokens)
+                actor = build_actor(folder, context, dtype, work, every, options.micro_batch_tokens, options.kernels)
                 update, forward, found = measured_update(actor, shape, work, options.num_rounds)
                 del actor
                 gc.collect()
@@ -163,6 +168,7 @@ def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peak
     if not speeds:
         return
     title = f"{shape.name} ({shape.num_parameters / 1e9:.3g}e9), {NUM_MICRO_BATCHES} x {options.micro_batch_tokens:,}"
+    title += "" if options.kernels is Kernels.PLAIN else f", kernels {options.kernels.value}"
     header = ("tokens/s", "ms", "TFLOP/s", "/ data sheet", "/ product of matrices", "forward alone, tokens/s")
     report.add(Measurement(f"{title} tokens: update", header, speeds))
     where = "allocator's peak" if on_gpu else "growth of the process"

@@ -39,7 +39,7 @@ def job_text(jobs: Path, name: str, queue: str, *, num_gpus: int, priority: str)
     job["metadata"] = {"name": name, "labels": labels}
     [pool] = job["spec"]["pools"]
     pool |= {"nodes": 1, "gpusPerNode": num_gpus}
-    job["spec"]["training"] |= {"steps": STEPS, "evaluation": None}
+    job["spec"]["training"] |= {"steps": STEPS, "evaluations": []}
     job["spec"]["runPolicy"] |= {"cleanup": "KeepCluster"}
     return json.dumps(job)
 

@@ -22,10 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
+from rljob_proof.curves import EVAL_SAMPLED, Scores, draw, last, mean, new_figure, save, scores
 from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_in
 from rljob_testing.training import training_runs
-from rljob_trainer.observability.metrics import EVAL_SAMPLED
 from rljob_trainer.observability.samples import SampleKind
 
 NUM_STEPS, NUM_NOISE_STEPS = 40, 20
@@ -113,7 +112,7 @@ def job_of(recipe: Recipe, seed: int, *, is_noise: bool) -> training_runs.Docume
         "miniBatchSize": 16,
         "algorithm": algorithm,
         "rollout": {"engine": "HuggingFace"},
-        "evaluation": {"everySteps": NUM_NOISE_STEPS if is_noise else EVERY_STEPS},
+        "evaluations": {"everySteps": NUM_NOISE_STEPS if is_noise else EVERY_STEPS},
         "loggers": ["Console"],
     }
     if is_noise:

@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_proof.curves import Scores, draw, last, new_figure, save, scores
+from rljob_proof.curves import EVAL_GREEDY, EVAL_SAMPLED, Scores, draw, last, new_figure, save, scores
 from rljob_proof.environment_controls import RANDOM, SUCCESS
 from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_in
 from rljob_testing.training import training_runs
-from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED, TIME_PER_STEP
+from rljob_trainer.observability.metrics import TIME_PER_STEP
 
 CONTROLS = "rljob_proof.environment_controls"
 MAX_CONTROL_GAIN = 0.08
@@ -108,7 +108,7 @@ def job_of(example: Example, seed: int, control: str | None) -> training_runs.Do
     changes: training_runs.Document = {
         "seed": seed,
         "steps": num_steps,
-        "evaluation": {"everySteps": example.every_steps},
+        "evaluations": {"everySteps": example.every_steps},
         "loggers": ["Console"],
     }
     if control is not None:
@@ -125,9 +125,12 @@ def result(runs: Runs, example: Example, seed: int, control: str | None = None) 
     """Reads the result of a run, which is made if needed."""
     name = f"{example.name}-{control.replace(' ', '-') + '-' if control else ''}{seed}"
     run = runs.completed(name, job_of(example, seed, control))
-    of = f"/{SUCCESS}" if control == RANDOM_REWARD else ""
+    names = [EVAL_GREEDY, EVAL_SAMPLED]
+    if control == RANDOM_REWARD:
+        names = [name.replace("heldout/", f"heldout/reward/{SUCCESS}/") for name in names]
     seconds = sorted(run.series(TIME_PER_STEP))
-    found = Result(scores(run, EVAL_GREEDY + of), scores(run, EVAL_SAMPLED + of), seconds[len(seconds) // 2])
+    greedy, sampled = (scores(run, name) for name in names)
+    found = Result(greedy, sampled, seconds[len(seconds) // 2])
     print(
         f"{name}: sampled {found.sampled[0]:.1%} -> {last(found.sampled):.1%}, {found.seconds:.2f} s per step",
         flush=True,

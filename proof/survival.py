@@ -319,7 +319,7 @@ def document(name: str, case: Case, num_steps: int) -> training_runs.Document:
         {
             "metadata": {"name": name},
             "spec": {
-                "training": {"steps": num_steps, "evaluation": None},
+                "training": {"steps": num_steps, "evaluations": []},
                 "checkpoint": {"everySteps": CHECKPOINT_EVERY, "keep": 5},
                 "runPolicy": case.policy or {},
             },

@@ -88,7 +88,7 @@ def job_with(address: str) -> training_runs.Document:
         batchSize=64,
         rollout={"groupSize": 16},
         checkpoint={"everySteps": 100, "exportHuggingFace": "Never"},
-        evaluation=training_runs.held_out(num_prompts=24, every_steps=NUM_STEPS),
+        evaluations=[training_runs.held_out(num_prompts=24, every_steps=NUM_STEPS)],
         steps=NUM_STEPS,
         trackers=[{"type": "MLflow", "mlflow": {"trackingUri": address, "experiment": "proof"}}],
     )

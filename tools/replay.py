@@ -219,7 +219,8 @@ def short_job(name: str, examples: Path) -> str:
     document = yaml.load((examples / EXAMPLES[name]).read_text())
     training = document["spec"]["training"]
     training |= SHORT
-    training["evaluation"] |= {"everySteps": EVERY_STEPS, "numPrompts": 64}
+    [evaluation] = training["evaluations"]
+    evaluation |= {"everySteps": EVERY_STEPS, "numPrompts": 64}
     document["spec"]["checkpoint"] |= {"everySteps": EVERY_STEPS, "keep": 10}
     if name == "dapo":
         training["algorithm"] = {"type": "DAPO"}

@@ -185,11 +185,13 @@ class OurTraining:
                     **_rewards(tree),
                     "optimizer": {"learningRate": LEARNING_RATE},
                     "rollout": {"groupSize": GROUP_SIZE, "maxNewTokens": NEW_TOKENS, **details.rollout},
-                    "evaluation": {
-                        "dataset": _file_dataset(held_out, details.max_prompt_tokens),
-                        "everySteps": self._steps_per_turn,
-                        "numSamples": 0,
-                    },
+                    "evaluations": [
+                        {
+                            "dataset": _file_dataset(held_out, details.max_prompt_tokens),
+                            "everySteps": self._steps_per_turn,
+                            "numSamples": 0,
+                        }
+                    ],
                     "steps": UNREACHABLE_STEPS,
                     "batchSize": NUM_PROMPTS,
                     "timelineSteps": timeline_steps,

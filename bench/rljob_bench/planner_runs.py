@@ -114,7 +114,7 @@ def write_job(file: Path, case: RunCase) -> None:
     job = yaml.load((REPOSITORY / "examples" / case.example).read_text())
     training = job["spec"]["training"]
     job["metadata"]["name"] = case.name
-    training.pop("evaluation", None)
+    training.pop("evaluations", None)
     training.update({"steps": case.num_steps, "timelineSteps": [3], "loggers": ["Console"], **case.training})
     training["rollout"].update(case.rollout)
     job["spec"]["checkpoint"] = {"everySteps": 1000, "keep": 1, "exportHuggingFace": "Never"}

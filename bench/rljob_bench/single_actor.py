@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from rljob_api.v1alpha1.model import Kernels
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_bench.update_work import Work
 from rljob_planner.model_shape import ModelShape
@@ -82,13 +83,19 @@ def random_model(shape: ModelShape, device: torch.device) -> Iterator[Path]:
 
 
 def build_actor(
-    folder: Path, context: WorkerContext, dtype: torch.dtype, work: Work, every_nth_layer: int, max_tokens: int
+    folder: Path,
+    context: WorkerContext,
+    dtype: torch.dtype,
+    work: Work,
+    every_nth_layer: int,
+    max_tokens: int,
+    kernels: Kernels = Kernels.PLAIN,
 ) -> ActorWorker:
     """Builds an actor for GRPO with one update per step. `every_nth_layer` is recomputed; 0 keeps all activations.
     Collective."""
     optimizer = Optimizer()
     engine = TrainEngineSettings(folder, context.device, dtype, every_nth_layer > 0, max_tokens, optimizer)
-    engine = replace(engine, gradient_checkpointing_every_nth_layer=max(1, every_nth_layer))
+    engine = replace(engine, gradient_checkpointing_every_nth_layer=max(1, every_nth_layer), kernels=kernels)
     num_rows = len(work.row_lengths)
     return grpo_actor(context, engine, optimizer, max(work.row_lengths), num_rows, num_steps=NUM_STEPS)
 

@@ -10,10 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rljob_testing.training import training_runs
-from rljob_trainer.observability.metrics import EVAL_GREEDY
 
 Scores = Mapping[int, float]
 """Score by the number of completed steps."""
+EVAL_GREEDY, EVAL_SAMPLED = "eval/heldout/greedy", "eval/heldout/mean_at_1"
+"""The scores of the examples' evaluation."""
 
 
 def scores(run: training_runs.RunFiles, name: str = EVAL_GREEDY) -> Scores:

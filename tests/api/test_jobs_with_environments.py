@@ -37,10 +37,10 @@ def test_the_resolved_job_has_the_failure_policies_of_the_environments_reward_bu
 
 
 def test_the_resolved_job_also_has_no_dataset_and_no_rewards_if_the_job_has_none() -> None:
-    job = load_job_text(JOB + "    evaluation: {}\n")
+    job = load_job_text(JOB + "    evaluations: [{}]\n")
     training = load_job_text(resolved_job_text(job.metadata, job.spec)).spec.training
     assert (training.dataset, training.rewards) == (None, ())
-    assert training.evaluation == job.spec.training.evaluation
+    assert training.evaluations == job.spec.training.evaluations
 
 
 def test_a_class_in_a_module_with_a_name_of_the_standard_library_is_rejected_before_a_run() -> None:

@@ -18,7 +18,7 @@ FULL = valid_job(
         "spec.env": [{"name": "A", "value": "1"}],
         "spec.volumes": [{"name": "s", "mountPath": "/s", "type": "EmptyDir", "emptyDir": {"sizeLimit": "1Gi"}}],
         "spec.pools[0].template.tolerations": [{"key": "gpu", "operator": "Exists"}],
-        "spec.training.evaluation.dataset": {
+        "spec.training.evaluations[0].dataset": {
             "type": "ReasoningGym",
             "reasoningGym": {"task": "t", "config": {"a": [1]}},
         },

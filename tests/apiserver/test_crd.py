@@ -80,7 +80,7 @@ def _without_nulls(value: object) -> object:
 
 def test_defaults_equal_those_of_the_types(api: httpx.Client) -> None:
     edits: dict[str, object] = {
-        "spec.training.evaluation.dataset": {"type": "ReasoningGym", "reasoningGym": {"task": "leg_counting"}},
+        "spec.training.evaluations[0].dataset": {"type": "ReasoningGym", "reasoningGym": {"task": "leg_counting"}},
         "spec.training.environment": ENVIRONMENT,
         "spec.pools[0].template.tolerations": [{"key": "gpu"}],
         "spec.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
@@ -120,7 +120,7 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         # The API server rounds bounds of whole numbers: 0 passes `minimum: 0.01` alone.
         {"spec.training.rollout.temperature": 0},
         {"spec.training.rollout.temperature": 0.009},
-        {"spec.training.evaluation.temperature": 0},
+        {"spec.training.evaluations": [{"temperature": 0}]},
         {"spec.training.optimizer.epsilon": 0},
         {"spec.training.rollout.topP": 1.01},
         {"spec.training.rollout.stop": "text"},
@@ -143,7 +143,7 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.head.resources.requests": {"cpu": 0.5}},
         {"spec.head.template.labels": {"a": "not a value"}},
         {"spec.head.template.labels": {"a": "b" * 64}},
-        {"spec.head.template.affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}},
+        {"spec.pools[0].template.affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}},
         {"spec.head.template.priorityClassName": "a..b"},
         {"spec.image": "registry.example/Team/trainer:1"},
         {"spec.image": "trainer:1 "},
@@ -163,11 +163,23 @@ def test_a_wrong_type_or_bound_is_rejected_on_both_sides(api: httpx.Client, edit
 
 
 @pytest.mark.parametrize(
+    "affinity",
+    [{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}, {"nodeAfinity": {}}],
+    ids=str,
+)
+def test_the_affinity_of_the_head_is_checked_by_the_types_only(api: httpx.Client, affinity: dict[str, object]) -> None:
+    job = valid_job({"spec.head.template.affinity": affinity})
+    with pytest.raises(ValidationError):
+        RLJob.from_wire(job)
+    assert job_requests.create(api, job).at("spec", "head", "template", "affinity") == affinity
+
+
+@pytest.mark.parametrize(
     "edits",
     [
         {"spec.training.optimizer.beta1": 0},
         {"spec.training.batchSize": None},
-        {"spec.training.evaluation": None},
+        {"spec.training.evaluations": None},
         {"spec.training.algorithm": None},
         {"spec.training.dataset.reasoningGym": None},
         {"spec.pools[0].template.labels": {"a": None}},

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.apiserver
 
 PODS = "/api/v1/namespaces/default/pods"
 HEAD = "spec.head."
+POOL = "spec.pools[0]."
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NODES = [{"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["-"]}]}}]
 WISH = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": NODES}}
@@ -42,8 +43,8 @@ STRICTER: list[pod_edits.Edits] = [
     {HEAD + "template.tolerations": [{"key": f"{'d.' * 126}d/n", "operator": "Exists"}]},
     {HEAD + "template.tolerations": [{"key": "a", "operator": "Exists", "effect": ""}]},
     {HEAD + "template.schedulerName": "A"},
-    {HEAD + "template.affinity": WISH},
-    {HEAD + "template.affinity": GREATER},
+    {POOL + "template.affinity": WISH},
+    {POOL + "template.affinity": GREATER},
     {HEAD + "template.annotations": {"controller.kubernetes.io/pod-deletion-cost": "10"}},
     {HEAD + "template.annotations": {"scheduler.alpha.kubernetes.io/tolerations": "[]"}},
     {HEAD + "template.annotations": {"seccomp.security.alpha.kubernetes.io/pod": "runtime/default"}},

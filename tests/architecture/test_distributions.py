@@ -8,6 +8,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,21 @@ REPOSITORY = Path(__file__).parents[2]
 
 def declared(folder: str) -> set[str]:
     """Names of the distributions in `dependencies` of the folder's pyproject.toml."""
-    project = tomllib.loads((REPOSITORY / folder / "pyproject.toml").read_text())["project"]
-    return {re.split(r"[^\w.-]", each)[0].lower() for each in project["dependencies"]}
+    return names_of(project(folder)["dependencies"])
+
+
+def optional(folder: str) -> set[str]:
+    """Names of the distributions in the extras of the folder's pyproject.toml."""
+    return {name for extra in project(folder).get("optional-dependencies", {}).values() for name in names_of(extra)}
+
+
+def project(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((REPOSITORY / folder / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^\w.-]", each)[0].lower() for each in requirements}
 
 
 def distributions_of(name: str) -> set[str]:
@@ -42,7 +56,17 @@ def test_every_imported_package_is_declared(folder: str) -> None:
     assert foreign
     # What the contract declares is there wherever the contract is. pydantic requires one exact version of its core.
     allowed = declared(folder) | declared("crds") | {"pydantic-core"}
-    assert {name for name in foreign if not distributions_of(name) & allowed} == set()
+    undeclared = {name for name in foreign if not distributions_of(name) & allowed}
+    assert {name for name in undeclared if not distributions_of(name) & optional(folder)} == set()
+
+
+def test_only_the_module_for_requests_imports_the_library_for_buckets() -> None:
+    """So that the command works without this library, which is an extra."""
+    sources = [
+        path for folder in ("crds", "cli", "operator", "trainer") for path in (REPOSITORY / folder).rglob("*.py")
+    ]
+    users = [path.name for path in sources if re.search(r"^\s*(from|import) obstore", path.read_text(), re.MULTILINE)]
+    assert users == ["bucket.py"]
 
 
 def test_the_command_line_is_installed_without_the_libraries_of_operator_and_trainer() -> None:

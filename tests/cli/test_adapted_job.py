@@ -12,7 +12,7 @@ from rljob_api.job_file import load_job_text
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import Devices, DeviceType, count_visible, find_devices
 from rljob_cli.errors import LocalPlanError
-from rljob_cli.local.adapted_job import plan_for_machine
+from rljob_cli.local.adapted_job import plan_for_machine, plan_for_ray_cluster
 from rljob_testing.messages import Mentions
 
 TWO_CORES = Devices(DeviceType.CPU, 2)
@@ -226,3 +226,21 @@ def test_the_list_of_visible_gpus_is_parsed_as_cuda_does(visible: str, count: in
 
 def test_devices_have_readable_names() -> None:
     assert [str(Devices(DeviceType.CUDA, 1)), str(Devices(DeviceType.CPU, 2))] == ["1 GPU", "2 CPU cores"]
+
+
+def test_a_bucket_is_used_only_on_request() -> None:
+    on_bucket = job("  checkpoint: {storage: {s3: {bucket: team-checkpoints}}}", "[{name: main, gpusPerNode: 2}]")
+    plan = plan_for_machine(on_bucket, TWO_CORES, None)
+    assert plan.spec.checkpoint.storage is None
+    assert plan.notes == (Mentions("checkpoint.storage s3://team-checkpoints", "not used", "run's folder", "--bucket"),)
+    for used in (
+        plan_for_machine(on_bucket, TWO_CORES, None, uses_bucket=True),
+        plan_for_ray_cluster(on_bucket, uses_bucket=True),
+    ):
+        assert used.spec.checkpoint.storage == on_bucket.spec.checkpoint.storage
+        assert used.notes == ()
+    assert plan_for_ray_cluster(on_bucket).spec.checkpoint.storage is None
+    on_claim = job("  checkpoint: {storage: {persistentVolumeClaim: ckpt}}")
+    for without in (job(), on_claim):
+        with pytest.raises(LocalPlanError, match=r"--bucket: the job has no checkpoint\.storage\.s3"):
+            plan_for_machine(without, TWO_CORES, None, uses_bucket=True)

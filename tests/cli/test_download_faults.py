@@ -19,6 +19,7 @@ import pytest
 from rljob.errors import ResultsError
 from rljob.results import pod_client, pod_file_server
 from rljob.results.download import Download
+from rljob.results.pod_client import PodClient
 from rljob.results.selection import Part, Selection
 from rljob_testing.cli.results_pods import EVERYTHING, PROGRAM, Pod, ScriptedConnection, json_lines, names, write_claim
 
@@ -121,7 +122,7 @@ def test_what_the_pod_cannot_read_makes_the_copy_incomplete(pod: Pod) -> None:
         {"end": True, "ignored": [], "num_ignored": 0},
     ]
     selection = Selection(only=frozenset({Part.MODEL, Part.CHECKPOINTS}))
-    result = Download(lambda: ScriptedConnection(*lines), selection, pod.folder, pod, lambda _: None).run()
+    result = Download(lambda: PodClient(ScriptedConnection(*lines)), selection, pod.folder, pod, lambda _: None).run()
     assert result.problems == [
         "run/export: Permission denied",
         "checkpoints/step-1/optimizer: there are more than 7 files",
@@ -138,7 +139,7 @@ def test_without_the_lists_of_the_starts_no_checkpoint_looks_complete(pod: Pod, 
         {"end": True, "ignored": [], "num_ignored": 0},
     ]
     selection = Selection(only=frozenset({Part.CHECKPOINTS}))
-    result = Download(lambda: ScriptedConnection(*lines), selection, pod.folder, pod, lambda _: None).run()
+    result = Download(lambda: PodClient(ScriptedConnection(*lines)), selection, pod.folder, pod, lambda _: None).run()
     assert names(pod.folder) == []
     assert result.problems == [
         f"{failed}: Permission denied",
@@ -224,7 +225,7 @@ BAD_PATHS = [
 def test_a_pod_that_sends_paths_outside_of_the_folder_is_not_followed(pod: Pod) -> None:
     lines = [{"path": path, "size": 1, "mtime_ns": 0} for path in BAD_PATHS]
     connection = ScriptedConnection(*lines, {"end": True, "ignored": [], "num_ignored": 0})
-    copy = Download(lambda: connection, EVERYTHING, pod.folder, pod, lambda _: None)
+    copy = Download(lambda: PodClient(connection), EVERYTHING, pod.folder, pod, lambda _: None)
     result = copy.run()
     assert (result.written, names(pod.folder)) == ([], [])
 
@@ -248,7 +249,7 @@ def test_a_response_that_cannot_be_parsed_is_an_error_after_some_attempts(pod: P
         return connections[-1]
 
     with pytest.raises(ResultsError, match=r"broke 9 times in a row \(the pod sent"):
-        Download(connect, EVERYTHING, pod.folder, pod, lambda _: None).run()
+        Download(lambda: PodClient(connect()), EVERYTHING, pod.folder, pod, lambda _: None).run()
     assert len(connections) == 9
 
 
@@ -258,7 +259,9 @@ def listing(size: int, mtime_ns: int = 0) -> list[dict[str, object]]:
 
 
 def scripted(pod: Pod, lines: list[dict[str, object]], read: bytes) -> Download:
-    return Download(lambda: ScriptedConnection(*lines, read=read), EVERYTHING, pod.folder, pod, lambda _: None)
+    return Download(
+        lambda: PodClient(ScriptedConnection(*lines, read=read)), EVERYTHING, pod.folder, pod, lambda _: None
+    )
 
 
 @pytest.mark.parametrize("mtime_ns", [-(10**40), -10_000_000_000, 10**40])

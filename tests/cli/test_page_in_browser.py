@@ -71,7 +71,7 @@ def test_all_parts_are_drawn_at_every_width_in_light_and_dark(
     assert browser.texts("h1") == ["Complete at step 30 of 30: held-out score 0.2 → 0.9"]
     assert {
         "Training reward mean score",
-        "Held-out score mean score",
+        "Held-out score, heldout mean score",
         "Seconds by phase seconds (stacked)",
     } <= {*browser.texts(".chart h3")}
     assert browser.texts("section > h2") == [
@@ -90,7 +90,7 @@ def test_all_parts_are_drawn_at_every_width_in_light_and_dark(
 
 def test_the_cursor_shows_the_values_of_a_step(browser: Browser, show: Show) -> None:
     show(whole_run())
-    assert browser.texts(".chart:nth-child(2) .u-series") == ["step30", "greedy0.9", "sampled0.8"]
+    assert browser.texts(".chart:nth-child(2) .u-series") == ["step30", "greedy0.9", "mean@10.8"]
     browser.press(".chart", "\ue011")  # Home
     browser.press(".chart", "\ue014")  # the right arrow
     assert browser.texts(".chart:nth-child(1) .u-series")[:2] == ["step2", "reward0.1988"]
@@ -214,7 +214,7 @@ def test_text_of_a_model_or_user_never_runs_as_script(browser: Browser, show: Sh
 def test_a_long_name_of_a_metric_does_not_widen_the_page(browser: Browser, tmp_path: Path) -> None:
     folder = RunRecord().write(tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(f'{{"step": 30, "eval/{"m" * 150}": 1.0}}\n')
+        file.write(f'{{"step": 30, "eval/{"m" * 150}/greedy": 1.0}}\n')
     browser.emulate(400)
     browser.open(write_page(read_files(folder)).path)
     assert "m" * 150 in browser.texts(".facts")[0]

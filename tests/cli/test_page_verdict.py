@@ -136,7 +136,7 @@ def test_of_many_metrics_those_of_the_charts_are_shown_and_the_rest_is_counted(t
     curves = data["curves"]
     assert isinstance(curves, dict)
     assert len(curves) == MAX_METRICS
-    assert {"critic/rewards/mean", "eval/greedy_score"} <= curves.keys()
+    assert {"critic/rewards/mean", "eval/heldout/greedy"} <= curves.keys()
     assert "generation" in data["phases"]["seconds"]  # type: ignore[index]
     [note] = [line for line in data["omitted"] if "of the metrics" in line]  # type: ignore[attr-defined]
     num_metrics = 500 + len({name for line in metrics_lines(30) for name in line} - {"step", "wall_time"})
@@ -220,27 +220,38 @@ def test_failed_attempts_are_counted(tmp_path: Path) -> None:
 
 def test_charts_and_verdict_follow_the_names_of_the_evaluations(tmp_path: Path) -> None:
     folder = RunRecord().write(tmp_path / "run")
-    lines = [line for line in metrics_lines(30) if "eval/greedy_score" not in line]
+    lines = [line for line in metrics_lines(30) if "eval/heldout/greedy" not in line]
     for step in (0, 30):
-        scores = {"eval/math/mean@4": 0.1 + step / 100, "eval/math/pass@4": 0.5, "eval/code/mean@1": 0.3}
-        lines.append({"step": step, **scores, "eval/math/excluded_fraction": 0.1})
+        scores = {"eval/math/mean_at_4": 0.1 + step / 100, "eval/math/pass_at_4": 0.5, "eval/code/mean_at_1": 0.3}
+        lines.append({"step": step, **scores, "eval/math/excluded_fraction": 0.1, "eval/math/response_length_mean": 9})
     write_lines(folder / "metrics.jsonl", lines)
     files = read_files(folder)
-    assert verdict(folder).title == "Complete at step 30 of 30: held-out score math/mean@4 0.1 → 0.4"
+    assert verdict(folder).title == "Complete at step 30 of 30: held-out score math 0.1 → 0.4"
     charts = {
         chart.title: [line.label for line in chart.lines]
         for chart in charts_of(files.curves)
-        if chart.title.startswith("Held-out")
+        if "eld-out" in chart.title
     }
     assert charts == {
         "Held-out score, math": ["mean@4", "pass@4"],
         "Held-out score, code": ["mean@1"],
-        "Held-out responses": ["math/excluded"],
+        "Held-out responses": ["math, excluded"],
+        "Length of held-out responses": ["math"],
     }
     facts = dict(page_content(files).data["facts"])  # type: ignore[call-overload]
-    assert facts["Held-out score (math/mean@4)"] == "0.4"
-    assert held_out_scores({"eval/greedy_score": ([], []), "eval/greedy_score/accuracy": ([], [])}) == {
-        "greedy": "eval/greedy_score"
+    assert facts["Held-out score (math)"] == "0.4"
+    assert list(facts) == [each for each in facts if "length" not in each]
+    names = (
+        "a/response_length_mean",
+        "a/mean_at_4",
+        "a/reward/format/greedy",
+        "a/greedy",
+        "b/pass_at_1",
+        "b/mean_at_1",
+    )
+    assert held_out_scores({f"eval/{name}": ([], []) for name in names}) == {
+        "a": "eval/a/greedy",
+        "b": "eval/b/mean_at_1",
     }
 
 

@@ -74,7 +74,7 @@ def test_the_readme_job_is_short_and_equals_the_tutorials(tmp_path: Path) -> Non
     load_job_file(tmp_path / "job.yaml")
     assert len(of_readme.text.splitlines()) <= 17
     of_tutorial = yaml.load(pages.saved_files(TUTORIAL)["job.yaml"])
-    del of_tutorial["spec"]["training"]["evaluation"]
+    del of_tutorial["spec"]["training"]["evaluations"]
     assert yaml.load(of_readme.text) == of_tutorial
 
 

@@ -178,7 +178,7 @@ def edited(run: Path, name: str, text: str | None) -> Path:
     [
         ("metrics.jsonl", None, ("has no metrics.jsonl", "no step has finished")),
         ("metrics.jsonl", "", ("metrics.jsonl", "finished step", "0 lines")),
-        ("metrics.jsonl", '{"step": 0, "eval/greedy_score": 0.1}\n', ("metrics.jsonl", "finished step", "1 lines")),
+        ("metrics.jsonl", '{"step": 0, "eval/heldout/greedy": 0.1}\n', ("metrics.jsonl", "finished step", "1 lines")),
         ("metrics.jsonl", "nonsense\n{}\n", ("metrics.jsonl", "line 1 is not valid JSON")),
         ("resolved.yaml", "kind: RLJob\nspec: {}\n", ("resolved.yaml", "version of rljob", "spec.training")),
         ("../../model/config.json", None, ("spec.training.model.source", "'./model' does not exist")),

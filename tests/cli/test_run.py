@@ -241,6 +241,19 @@ def test_an_empty_address_of_a_ray_cluster_does_not_start_a_local_run(error_of_r
     assert error_of_run("--ray", "") == Mentions("error: --ray:", "empty", "HOST:PORT", "remove --ray")
 
 
+def test_a_run_in_a_bucket_is_not_resumed_without_it(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
+    with (workplace.folder / "job.yaml").open("a") as file:
+        file.write("  checkpoint: {storage: {s3: {bucket: team-checkpoints, prefix: rl/run-1}}}\n")
+    code, output = workplace.run("--bucket")
+    assert code == 0, output
+    environment = trainer_environment(workplace, 1)
+    assert load_job(environment["RLJOB_SPEC"]).spec.checkpoint.storage is not None
+    # As on a cluster: larger than the numbers of all earlier starts, on whatever machine.
+    assert int(environment["RLJOB_START_NUMBER"]) > 1_700_000_000
+    assert error_of_run("--resume") == Mentions("the checkpoints of this run are in s3://team-checkpoints/rl/run-1")
+    assert error_of_run("--bucket") == Mentions("`rljob run job.yaml --resume --bucket --code code`")
+
+
 def test_resume_without_a_run_is_rejected(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
     output = error_of_run("--resume")
     assert output == Mentions(f"{workplace.run_folder}:", "no run", "`rljob run job.yaml --code code`")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rljob_api.v1alpha1.model import Kernels
@@ -15,6 +16,7 @@ from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.models import tiny_models
 from rljob_testing.training import engine_updates
 from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.token_batch import TokenBatch
 
 LARGEST_DIFFERENCE = 1e-5
 """In float32, relative to the norm."""
@@ -50,12 +52,14 @@ def test_fused_kernels_in_bfloat16_are_as_exact_as_plain_ones(case: DeviceContex
     assert 1e-4 < errors[Kernels.LIGER] <= 1.1 * errors[Kernels.PLAIN]
 
 
-def test_an_update_with_fused_kernels_is_faster(case: DeviceContext) -> None:
+def test_an_update_with_fused_kernels_needs_less_time_of_the_gpu(case: DeviceContext) -> None:
+    """Compares the time of the GPU's kernels. Seconds by the clock are only noted: in this update they include waits
+    for the host, and on one H100 they were 0.115 and 0.161 with plain kernels, in two processes."""
     needs_liger(case)
     folder = wide_model(case.folder / "model")
     settings = engine_updates.engine_settings(folder, case.device, torch.bfloat16, max_tokens=16_384)
     batch = engine_updates.random_batch([128] * 128)
-    seconds = {}
+    kernel_seconds = {}
     for kernels in Kernels:
         engine = TrainEngine(replace(settings, kernels=kernels))
         times = []
@@ -65,8 +69,17 @@ def test_an_update_with_fused_kernels_is_faster(case: DeviceContext) -> None:
             engine_updates.update(engine, batch)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
-        seconds[kernels] = case.note(f"seconds, {kernels.value}", min(times))
-    assert seconds[Kernels.LIGER] < seconds[Kernels.PLAIN]
+        case.note(f"seconds, {kernels.value}", min(times))
+        kernel_seconds[kernels] = case.note(f"seconds of kernels, {kernels.value}", gpu_seconds(engine, batch))
+    assert kernel_seconds[Kernels.LIGER] < kernel_seconds[Kernels.PLAIN]
+
+
+def gpu_seconds(engine: TrainEngine, batch: TokenBatch) -> float:
+    """How long the GPU's kernels run in an update."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        engine_updates.update(engine, batch)
+        torch.cuda.synchronize()
+    return 1e-6 * sum(event.self_device_time_total for event in found.key_averages())
 
 
 def wide_model(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import (
     KL_PENALTIES,
     OLD_LOGPROBS,
+    REF_LOGPROBS,
     SQUARES,
     VALUES,
     AdvantageEstimator,
@@ -38,6 +39,8 @@ class Token:
     value: float = 0.0
     penalty: float = 0.0
     probability: float = 0.5
+    teacher: float = 0.5
+    """The probability that the reference gives the token."""
     spread: float = 0.0
     """How unevenly the rest of the probability is distributed: 1 puts it all on one token."""
 
@@ -54,7 +57,9 @@ class Row:
 
 
 TOKENS = st.lists(
-    st.builds(Token, NUMBER, st.sampled_from([0.0, 0.0, 0.125, -0.25]), PROBABILITY, st.sampled_from([0.0, 1.0])),
+    st.builds(
+        Token, NUMBER, st.sampled_from([0.0, 0.0, 0.125, -0.25]), PROBABILITY, PROBABILITY, st.sampled_from([0.0, 1.0])
+    ),
     max_size=6,
 )
 ROWS = st.lists(st.builds(Row, NUMBER, st.sampled_from([0, 1, 1, 4]), TOKENS.map(tuple)), max_size=5)
@@ -74,6 +79,7 @@ def inputs_of(rows: Sequence[Row], dtype: torch.dtype = torch.float64) -> TokenI
         VALUES: column(lambda token: token.value),
         KL_PENALTIES: column(lambda token: token.penalty),
         OLD_LOGPROBS: column(lambda token: math.log(token.probability)),
+        REF_LOGPROBS: column(lambda token: math.log(token.teacher)),
         SQUARES: column(lambda token: token.squares),
     }
     groups_B = torch.tensor([row.group for row in rows], dtype=torch.int64)
@@ -175,6 +181,18 @@ def test_the_optimal_token_baseline_equals_a_loop(workers: list[list[Row]], zero
     assert found == (pytest.approx(slow_optimal(rows, zero_tail), rel=1e-6, abs=1e-6), None)
 
 
+@settings(max_examples=40)
+@given(WORKERS)
+def test_distillation_equals_a_loop_without_rewards_groups_and_later_tokens(workers: list[list[Row]]) -> None:
+    plain = [
+        math.log(token.teacher / token.probability) - token.penalty
+        for rows in workers
+        for row in rows
+        for token in row.tokens
+    ]
+    assert found_by(workers, type="Distillation") == (pytest.approx(plain, rel=1e-9, abs=1e-9), None)
+
+
 def test_gae_matches_a_case_by_hand() -> None:
     # Row 1: delta = (0.5 - 0.25, 1 - 0.5) = (0.25, 0.5), A = (0.5, 0.5). Row 2: A = (-1).
     rows = [Row(1.0, 0, (Token(value=0.25), Token(value=0.5))), Row(0.0, 0, (Token(value=1.0),))]
@@ -215,3 +233,4 @@ def test_token_advantages_declare_the_columns_they_need() -> None:
     assert estimator_of(type="GAE").needs == {VALUES, KL_PENALTIES}
     assert estimator_of(type="ReinforcePlusPlus").needs == {KL_PENALTIES}
     assert estimator_of(type="OptimalTokenBaseline").needs == {OLD_LOGPROBS, SQUARES, KL_PENALTIES}
+    assert estimator_of(type="Distillation").needs == {OLD_LOGPROBS, REF_LOGPROBS, KL_PENALTIES}

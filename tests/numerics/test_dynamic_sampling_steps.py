@@ -12,8 +12,8 @@ import torch
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_testing.training import replays, stub_step
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
+from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.controller.rollout import Rollout
-from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.training_step import TRAINING_STREAM

@@ -17,8 +17,8 @@ from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
 from rljob_testing.training import hybrid_runs, replays
 from rljob_testing.training.sleeping_engine import FORGETS, KEEPS
+from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.controller.rollout import Rollout
-from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine

@@ -18,7 +18,7 @@ import torch
 from rljob_api.v1alpha1.training import Profile, ProfilerType
 from rljob_testing.ray_clusters import fake_nsys
 from rljob_testing.training import replays
-from rljob_trainer.controller.controller import StepProfiles
+from rljob_trainer.controller.step_records import StepProfiles
 from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.observability.nsys_profiles import launch_command

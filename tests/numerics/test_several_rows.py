@@ -14,7 +14,7 @@ from rljob_testing import compare
 from rljob_testing.training import cut_rollouts, gloo_ranks, plain_grpo, recorders, replays
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.rollout_phase import sample_seeds
+from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.token_model import NAME_PREFIX

@@ -15,7 +15,7 @@ import pytest
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_testing import compare
 from rljob_testing.training import gloo_ranks, invariance_runs, recorders, replays, step_cases, user_algorithms
-from rljob_trainer.controller.rollout_phase import sample_seeds
+from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.engines.train.attention_kernels import Kernel
 from rljob_trainer.observability.metrics import (

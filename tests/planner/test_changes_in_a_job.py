@@ -70,7 +70,7 @@ CASES: dict[str, dict[str, object]] = {
     "several updates": EIGHT
     | {"spec.pools[0].gpusPerNode": 6, "spec.training.batchSize": 36, "spec.training.miniBatchSize": 9},
     "evaluations": EIGHT
-    | {"spec.training.evaluation": {"everySteps": 5, "dataset": {"type": "File", "file": {"path": "e.jsonl"}}}},
+    | {"spec.training.evaluations": [{"everySteps": 5, "dataset": {"type": "File", "file": {"path": "e.jsonl"}}}]},
     "transformers": EIGHT | {"spec.training.rollout.engine": "HuggingFace"},
     "offloaded": EIGHT
     | REFERENCE

@@ -14,6 +14,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import may_need_critic, resolve_algorithm
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
+from rljob_planner.job_placement import placement_of, spec_with
 from rljob_planner.job_workload import lora_shape, model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.memory.job_changes import smaller_jobs
@@ -26,7 +27,7 @@ from rljob_testing.messages import Mentions
 from rljob_testing.models import tiny_models
 from rljob_testing.planner import samples
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
-from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, OLD_LOGPROBS, VALUES
+from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, OLD_LOGPROBS, REF_LOGPROBS, VALUES
 from rljob_trainer.controller.dynamic_sampling import num_fresh_prompts
 from rljob_trainer.engines.train.lora import target_endings
 from rljob_trainer.engines.train.model import build_on_meta
@@ -37,6 +38,7 @@ T = "spec.training"
 PPO: Edits = {f"{T}.algorithm": {"type": "PPO"}}
 KL: Edits = {f"{T}.algorithm": {"kl": {"coefficient": 0.001}}}
 FAMILIES = ("qwen3", "phi3", "gemma2", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss")
+TEACHER: Edits = {"source": "them/teacher"}
 LORA: Edits = {f"{T}.model.lora": {"rank": 4}}
 
 
@@ -92,6 +94,24 @@ def test_a_reward_model_has_its_own_source() -> None:
     assert (model.shape, model.head, model.offload) == (judge, Head.SCORE, ModelOffload(parameters=True))
     with pytest.raises(PlanError, match=r"^rewardModel: the shape .*config.json"):
         workload_of(spec, {Role.ACTOR: shape()})
+
+
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_a_teacher_has_its_own_source_and_shape_and_is_never_the_actor(lora: Edits) -> None:
+    edits = {f"{T}.algorithm": {"type": "Distillation"}, "spec.roles.ref.model": TEACHER, **lora}
+    spec, teacher = spec_of(edits), shape("Qwen/Qwen3-1.7B")
+    source = model_sources(spec)[Role.REF]
+    assert (source.source, source.field) == ("them/teacher", "spec.roles.ref.model.source")
+    found = workload_of(spec, {Role.ACTOR: shape(), Role.REF: teacher})
+    model = found.models[Role.REF]
+    assert (model.shape, model.lora, model.is_trained) == (teacher, None, False)
+    assert not model.is_actor_without_adapters
+    assert found.assumptions == ()
+    placement = placement_of(spec, {"main": samples.gpu()})
+    written = spec_with(spec, placement).roles.ref
+    assert (written.model, written.shard_size) == (spec.roles.ref.model, None)
+    changed = [each for ladder in smaller_jobs(found, placement) for each in ladder]
+    assert not any(each.workload.models[Role.REF].is_actor_without_adapters for each in changed)
 
 
 def test_a_critic_may_have_its_own_source_and_shape() -> None:
@@ -357,7 +377,9 @@ def test_an_advantage_has_the_models_and_passes_it_needs(advantage: AdvantageTyp
     needs = advantage_estimator(resolve_algorithm(algorithm)).needs
     assert may_need_critic(algorithm) == (VALUES in needs)
     rewards = [{"name": name, "type": "MathAnswer"} for name in ("first", "second")]
-    found = made({f"{T}.algorithm": algorithm.to_wire(), f"{T}.rewards": rewards})
+    teacher = {"spec.roles.ref.model": TEACHER} if REF_LOGPROBS in needs else {}
+    found = made({f"{T}.algorithm": algorithm.to_wire(), f"{T}.rewards": rewards, **teacher})
+    assert (Role.REF in found.models) == (REF_LOGPROBS in needs)
     assert found.has_greedy_responses == (GREEDY_REWARDS in needs)
     assert found.needs_old_logprobs == (OLD_LOGPROBS in needs)
 

@@ -47,7 +47,7 @@ def test_a_single_step_counts_although_it_is_the_first() -> None:
 
 def test_a_run_without_a_finished_step_is_rejected() -> None:
     with pytest.raises(PlanError, match=r"^metrics.jsonl: no finished step \(seen 1 lines\)"):
-        facts_of([{"step": 0.0, "eval/greedy_score": 0.5}], batch_size=8)
+        facts_of([{"step": 0.0, "eval/heldout/greedy": 0.5}], batch_size=8)
     with pytest.raises(PlanError, match=r"^metrics.jsonl: no finished step \(seen 2 lines\)"):
         facts_of([line(1, 0.0), line(2, -1.0)], batch_size=8)
 

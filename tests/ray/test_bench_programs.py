@@ -24,6 +24,7 @@ WITHOUT_VERL = ("checkpoints",)
 LONG_PROGRAMS = (
     "algorithms",
     "arrangements",
+    "bucket_checkpoints",
     "environments",
     "planner",
     "rollout_overlap",

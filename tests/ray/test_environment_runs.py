@@ -230,7 +230,7 @@ def test_evaluations_without_a_dataset_have_the_same_seeds_and_training_has_othe
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     document = draw_job(
-        tmp_path, algorithm={"type": "RLOO"}, evaluation={"numPrompts": 4, "everySteps": 1, "numSamples": 1}
+        tmp_path, algorithm={"type": "RLOO"}, evaluations=[{"numPrompts": 4, "everySteps": 1, "numSamples": 1}]
     )
     run = run_trainer(document, cluster)
     assert run.exit_code == 0, run.terminal
@@ -312,11 +312,13 @@ def test_a_run_that_is_stopped_in_a_rollout_continues_as_if_it_had_not_been(
                 "maxTurns": 4,
                 "classes": [{"path": "my_games:Echo", "arguments": {"process_id": os.getpid()}}],
             },
-            evaluation={
-                "numPrompts": 4,
-                "everySteps": 2,
-                "dataset": {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 8},
-            },
+            evaluations=[
+                {
+                    "numPrompts": 4,
+                    "everySteps": 2,
+                    "dataset": {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 8},
+                }
+            ],
         )
         if run is whole:
             (run.folder / "stopped").touch()
@@ -334,7 +336,7 @@ def test_a_run_that_is_stopped_in_a_rollout_continues_as_if_it_had_not_been(
         "actor/pg_loss",
         "actor/grad_norm",
         "environment/turns/mean",
-        "eval/greedy_score",
+        "eval/heldout/greedy",
     ):
         assert len(whole.files.series(name)) >= 2, name
         assert stopped.files.series(name) == pytest.approx(whole.files.series(name), rel=1e-4, abs=1e-6), name

@@ -52,7 +52,7 @@ def job(reward: str, recipe: str) -> training_runs.Document:
         rewards=[training_runs.function_reward(f"my_rewards:{reward}")],
         optimizer={"learningRate": 6.0e-4, "warmupSteps": 3},
         rollout={"groupSize": 16, "maxNumSequences": 512},
-        evaluation=training_runs.held_out(num_prompts=256, every_steps=NUM_STEPS),
+        evaluations=[training_runs.held_out(num_prompts=256, every_steps=NUM_STEPS)],
         batchSize=32,
         steps=NUM_STEPS,
         checkpoint={"everySteps": 100, "exportHuggingFace": "Never"},
@@ -93,7 +93,7 @@ def test_only_the_true_reward_improves_accuracy(
     before, after = accuracy(run.files, 0), accuracy(run.files, NUM_STEPS)
     if reward == "true":
         assert after > before + 0.3, (before, after)
-        assert run.files.series("eval/greedy_score") == [before, after]
+        assert run.files.series("eval/heldout/greedy") == [before, after]
         # The check of a run on GPUs draws the same conclusion.
         case = DeviceContext(WorkerContext(0, 1, 0, 0, "", 0, "cpu", 1), tmp_path)
         engine_jobs.check_learning(case, run.files)
@@ -112,13 +112,13 @@ def test_a_game_of_several_turns_is_not_learned_without_its_feedback(
     job = cast(training_runs.Document, YAML(typ="safe").load((EXAMPLE / "guess-letter.yaml").read_text()))
     changes: training_runs.Document = {
         "environment": {"classes": [{"path": "my_games:WithoutFeedback"}]},
-        "evaluation": {"everySteps": NUM_GAME_STEPS},
+        "evaluations": {"everySteps": NUM_GAME_STEPS},
         "loggers": ["Console"],
         "steps": NUM_GAME_STEPS,
     }
     checkpoint: training_runs.Document = {"everySteps": 100, "exportHuggingFace": "Never"}
     run = run_trainer(training_runs.merged(job, {"spec": {"training": changes, "checkpoint": checkpoint}}), cluster)
     assert run.exit_code == 0, run.terminal
-    before, after = run.files.series("eval/sampled_score")
+    before, after = run.files.series("eval/heldout/mean_at_1")
     # A player who ignores the feedback finds 6 of 26 letters, 23 %. Two standard errors of a difference are 8 points.
     assert after < before + 0.08, (before, after)

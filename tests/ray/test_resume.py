@@ -59,7 +59,7 @@ def job(folder: Path, *, every_steps: int = 1, **training: JsonValue) -> trainin
         rollout={"groupSize": 16},
         optimizer={"warmupSteps": 3},
         algorithm={"kl": {"coefficient": 0.01, "controller": ADAPTIVE}},
-        evaluation=training_runs.held_out(num_prompts=24, every_steps=NUM_STEPS),
+        evaluations=[training_runs.held_out(num_prompts=24, every_steps=NUM_STEPS)],
         steps=NUM_STEPS,
         **training,
     )
@@ -279,7 +279,7 @@ def test_both_runs_draw_the_same_prompts_and_generate_the_same_responses(
 
 
 def test_both_runs_report_the_same_metrics(uninterrupted: training_runs.Ended, finished: Finished) -> None:
-    names = ("critic/rewards/mean", "actor/pg_loss", "actor/grad_norm", "actor/lr", "eval/greedy_score")
+    names = ("critic/rewards/mean", "actor/pg_loss", "actor/grad_norm", "actor/lr", "eval/heldout/greedy")
     for name in (*names, "actor/kl_coefficient"):
         expected = uninterrupted.files.series(name)
         assert expected, name

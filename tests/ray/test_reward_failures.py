@@ -142,7 +142,7 @@ def test_rows_with_unscorable_answers_are_skipped_and_samples_show_the_extracted
                 training_runs.function_reward("my_rewards:first_character", name="first", weight=0.5),
             ],
             dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
-            evaluation=evaluation,
+            evaluations=[evaluation],
             steps=2,
         ),
         cluster,

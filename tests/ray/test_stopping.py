@@ -84,7 +84,7 @@ def stopping_job(folder: Path) -> training_runs.Document:
     return training_runs.small_job(
         rewards=[training_runs.function_reward("stopping_reward:score")],
         dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
-        evaluation={"dataset": held_out, "numPrompts": 2, "everySteps": 1},
+        evaluations=[{"dataset": held_out, "numPrompts": 2, "everySteps": 1}],
     )
 
 
@@ -107,7 +107,7 @@ def test_a_stop_while_scoring_affects_neither_the_step_nor_the_evaluation(tmp_pa
     assert (second.files.state().progress.step, second.files.newest_checkpoint()) == (2, 2)
     last = stopped(job, cluster, attempt=3)
     assert last.exit_code == 0, last.terminal
-    for name in ("critic/rewards/mean", "actor/pg_loss", "eval/greedy_score"):
+    for name in ("critic/rewards/mean", "actor/pg_loss", "eval/heldout/greedy"):
         assert len(whole.files.series(name)) >= 4
         assert last.files.series(name) == whole.files.series(name), name
     assert last.files.exported_weights() == whole.files.exported_weights()

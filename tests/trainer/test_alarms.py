@@ -257,6 +257,13 @@ def mismatches(means: Sequence[float], staleness: float = 0.0) -> list[Metrics]:
     return [{LOGPROB_DIFF_MEAN: mean, **rest} for mean in means]
 
 
+def test_a_kl_to_a_teacher_is_not_compared() -> None:
+    teacher = {"spec.roles.ref.model": {"source": "owner/teacher"}, _T + "algorithm.kl.coefficient": 0.1}
+    steps = steps_of(KL_LOSS, [0.1] * 10 + [20.0] * 10)
+    assert raised_by(steps).keys() == {Reason.HIGH_KL}
+    assert raised_by(steps, **teacher) == {}
+
+
 def test_the_usual_mismatch_depends_on_the_dtype() -> None:
     bfloat16 = {_T + "model.dtype": "BFloat16"}
     assert raised_by(mismatches([1e-3] * 20)) == {}
@@ -354,7 +361,7 @@ def test_a_resumed_run_has_the_same_alarms_as_an_uninterrupted_one(
     for step, metrics in enumerate(steps[:28], 1):
         whole.step_done(step, metrics)
         sink.write(step, metrics)
-        sink.write(step, {"eval/greedy_score": 0.5})
+        sink.write(step, {"eval/heldout/greedy": 0.5})
     sink.close()
     caplog.clear()
     resumed = alarms_of()

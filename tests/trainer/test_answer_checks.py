@@ -22,10 +22,11 @@ from rljob_trainer.controller.checks.answers import (
     DrawnRowFilter,
     check_rewards,
     refuse_unusable,
+    refuse_unusable_tests,
     start_check_pools,
 )
 from rljob_trainer.datasets.cursor import PromptCursor
-from rljob_trainer.datasets.prompts import DATASET, PromptRow
+from rljob_trainer.datasets.prompts import DATASET, PromptRow, evaluation_dataset
 from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.base import ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
@@ -90,7 +91,9 @@ class Check:
 
     def run(self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = ()) -> DrawnRowFilter | None:
         self.pools = start_check_pools(self.settings, self._stack)
-        return check_rewards(self.settings.scorers, self.pools, training, held_out, self.reported.append)
+        return check_rewards(
+            self.settings.scorers, self.pools, training, {evaluation_dataset(0): held_out}, self.reported.append
+        )
 
     @property
     def asked(self) -> Counter[str]:
@@ -122,6 +125,18 @@ def test_answers_that_are_neither_strings_nor_numbers_are_rejected(answers: list
     assert str(caught.value) == message
 
 
+def test_tests_of_code_that_cannot_be_parsed_are_named() -> None:
+    good = {"inputs": ["1"], "outputs": ["2"]}
+    refuse_unusable_tests(rows(good, ["assert f(1) == 2"], '{"inputs": ["1"], "outputs": ["2"]}'), DATASET)
+    with pytest.raises(DatasetError) as caught:
+        refuse_unusable_tests(rows(good, {"inputs": ["1"], "outputs": []}, ["x = 1"]), DATASET)
+    assert str(caught.value) == (
+        "spec.training.dataset.answerField: 2 of 3 rows have an answer that the reward Code cannot score; "
+        f"{ADVICE}\n  a.jsonl, line 2: the answer is an object with 1 inputs and 0 outputs\n  a.jsonl, line 3: "
+        "the answer is 'x = 1', a test without assert statement, which all code would pass"
+    )
+
+
 def test_answers_of_any_spelling_pass_the_check(tmp_path: Path, stack: ExitStack) -> None:
     check = Check(tmp_path, stack, MathAnswerScorer(WHERE))
     good = rows("18", "work\n#### 18", "\\frac{1}{2}", 1e-05, 1e16, 72, "$x^2$", "-3")
@@ -129,7 +144,7 @@ def test_answers_of_any_spelling_pass_the_check(tmp_path: Path, stack: ExitStack
     with pytest.raises(DatasetError) as caught:
         Check(tmp_path, stack, MathAnswerScorer(WHERE)).run(good, rows("7", "\\boxed{}"))
     first, second = str(caught.value).splitlines()
-    assert first == Mentions("spec.training.evaluation.dataset.answerField:", "1 of 2 rows")
+    assert first == Mentions("spec.training.evaluations[0].dataset.answerField:", "1 of 2 rows")
     assert second == Mentions("a.jsonl, line 2:", "'\\\\boxed{}'", "cannot be scored")
 
 

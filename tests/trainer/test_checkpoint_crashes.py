@@ -20,12 +20,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from rljob_testing.training import gloo_ranks, small_checkpoints
-from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
-from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
-from rljob_trainer.checkpoints.retention import prune
+from rljob_trainer.checkpoints.fencing import announce_start
 from rljob_trainer.dispatch.worker import WorkerContext
 
 OPERATIONS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir")
@@ -100,16 +97,8 @@ def run_killed(root: Path, index: int, mid_write: bool, hard_links: bool) -> tup
 
 def resume(root: Path) -> tuple[int, bool, list[str], list[str]]:
     """The last four fields of a result."""
-    found = find_newest_complete(root, start_number=3)
-    assert found is not None
-    read = open_checkpoint(found.folder).read("weight")
-    announce_start(root, 3)
-    accept_up_to(root, 3, found.checkpoint)
-    small_checkpoints.save_step(root, 50, 3)
-    prune(root, 3, keep=2)
-    are_equal = torch.equal(read, small_checkpoints.values_of(found.manifest.step))
-    rejected = [str(rejection) for rejection in found.rejected]
-    return found.manifest.step, are_equal, rejected, sorted(path.name for path in root.iterdir())
+    step, are_equal, rejected = small_checkpoints.third_start(root)
+    return step, are_equal, rejected, sorted(path.name for path in root.iterdir())
 
 
 class Interruption:
@@ -135,18 +124,14 @@ class Interruption:
         for name in OPERATIONS:
             setattr(os, name, self._counted(name, self._originals[name]))
         try:
-            found = find_newest_complete(root, start_number=2)
-            assert found is not None
-            announce_start(root, 2)
-            accept_up_to(root, 2, found.checkpoint)
-            for step in (30, 40):
-                small_checkpoints.save_step(root, step, 2)
-                if self._report is not None:
-                    self._originals["write"](self._report, bytes([step]))
-                prune(root, 2, keep=2)
+            small_checkpoints.second_start(root, self._report_commit)
         finally:
             for name, original in self._originals.items():
                 setattr(os, name, original)
+
+    def _report_commit(self, step: int) -> None:
+        if self._report is not None:
+            self._originals["write"](self._report, bytes([step]))
 
     def _counted(self, name: str, original: Callable[..., object]) -> Callable[..., object]:
         def operation(*args: object, **options: object) -> object:

@@ -19,7 +19,8 @@ from rljob_api.v1alpha1.dataset import (
     OverlongPrompt,
     ReasoningGymDataset,
 )
-from rljob_trainer.datasets.prompts import PromptRow, load_prompts, without_held_out
+from rljob_trainer.datasets.loading import load_prompts, without_held_out
+from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.source_paths import local_path

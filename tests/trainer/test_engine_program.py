@@ -100,7 +100,7 @@ def test_the_job_of_smollm2_is_the_example_for_some_steps(tmp_path: Path) -> Non
     (tmp_path / "job.yaml").write_text(json.dumps(engine_jobs.smollm2_job(20)))
     changed, example = load_job_file(tmp_path / "job.yaml").spec, load_job_file(engine_jobs.EXAMPLE).spec
     assert changed.training.steps == 20
-    assert changed.training.evaluation is None
+    assert not changed.training.evaluations
     assert changed.checkpoint.every_steps > 20
     assert changed.training.rollout == example.training.rollout
     assert changed.training.model == example.training.model

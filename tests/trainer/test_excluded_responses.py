@@ -9,15 +9,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_testing.training import stub_step
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.evaluation import mean_scores
 from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons, too_many_excluded
 from rljob_trainer.errors import ResourceError, RewardError
-from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_GREEDY_EXCLUDED
 from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED, PROMPT_TOKEN_IDS, REWARDS, SAMPLE_SEEDS, TOKENS
 
@@ -148,7 +145,8 @@ def test_remax_excludes_the_responses_whose_greedy_response_has_no_score() -> No
 @pytest.mark.parametrize("kind", [kind for kind in AdvantageType if kind is not AdvantageType.FUNCTION])
 def test_only_advantages_that_compare_groups_drop_a_response_that_is_left_alone(kind: AdvantageType) -> None:
     found = stub_step.step_of({"advantage": {"type": kind}}, {"score": 1.0}, {"score": [1.0] * 6})
-    compares = kind not in (AdvantageType.REINFORCE_PLUS_PLUS, AdvantageType.REMAX, AdvantageType.GAE)
+    alone = (AdvantageType.REINFORCE_PLUS_PLUS, AdvantageType.REMAX, AdvantageType.GAE, AdvantageType.DISTILLATION)
+    compares = kind not in alone
     assert found.step.min_members == (2 if compares else 1)
 
 
@@ -207,17 +205,6 @@ def test_a_step_without_any_score_trains_on_nothing_and_reports_no_mean() -> Non
     assert "reward/score/mean" not in metrics
     assert metrics["outcome/excluded_fraction"] == metrics["reward/score/unreachable_rate"] == 1
     assert metrics["actor/trained_fraction"] == 0
-
-
-def test_an_evaluation_has_the_mean_of_the_scored_responses_and_none_without_any() -> None:
-    for scores, expected in (
-        ([1, TIMEOUT, 0, 1, DIED, 0], {EVAL_GREEDY: 0.5, EVAL_GREEDY_EXCLUDED: pytest.approx(1 / 3)}),
-        ([UNREACHABLE] * 6, {EVAL_GREEDY_EXCLUDED: 1.0}),
-    ):
-        found = stub_step.step_of({}, {"score": 1.0}, {"score": scores})
-        prompts = [each.row for each in stub_step.PROMPTS]
-        rollout = found.step.rollout.run(prompts, 2, stub_step.SAMPLING, torch.zeros(6, dtype=torch.int64))
-        assert mean_scores(rollout, EVAL_GREEDY, EVAL_GREEDY_EXCLUDED) == expected
 
 
 def test_a_response_that_the_engine_did_not_complete_is_excluded() -> None:

@@ -24,6 +24,8 @@ import importlib, pkgutil, runpy, sys
 for name in {PACKAGES!r}:
     package = importlib.import_module(f'rljob_trainer.{{name}}')
     for each in pkgutil.iter_modules(getattr(package, '__path__', ())):
+        if each.name.startswith('bucket_'):
+            continue  # Buckets need obstore.
         importlib.import_module(f'rljob_trainer.{{name}}.{{each.name}}')
 try:
     import rljob_trainer.groups.ray_session

@@ -18,11 +18,11 @@ from rljob_trainer.controller.hub_models import (
     at_commits,
     hub_role_models_of,
     role_models_at_saved_commits,
-    warn_if_reward_model_changed,
+    warn_if_models_changed,
 )
 from rljob_trainer.models.source import ModelLocation
 
-CRITIC, JUDGE = "org/critic", "org/judge"
+CRITIC, JUDGE, TEACHER = "org/critic", "org/judge", "org/teacher"
 
 
 def spec(critic: training_runs.Document, judge: training_runs.Document) -> RLJobSpec:
@@ -51,7 +51,8 @@ def on_hub(_: str) -> bool:
 def test_critic_and_reward_model_of_the_hub_stay_at_their_first_commits() -> None:
     job_spec = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
     assert role_models_at_saved_commits(job_spec, HubRoleModels(), on_hub) == job_spec
-    first = hub_role_models_of(job_spec, model_location(CRITIC, "c1"), model_location(JUDGE, "j1"))
+    found = (model_location(CRITIC, "c1"), model_location(JUDGE, "j1"), None)
+    first = hub_role_models_of(job_spec, *found)
     assert first == HubRoleModels(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
@@ -59,7 +60,17 @@ def test_critic_and_reward_model_of_the_hub_stay_at_their_first_commits() -> Non
     # The branches have moved since.
     assert revisions(role_models_at_saved_commits(job_spec, first, on_hub)) == ("c1", "j1")
     assert revisions(at_commits(job_spec, None, first)) == ("c1", "j1")
-    assert hub_role_models_of(job_spec, model_location(CRITIC, "c1"), model_location(JUDGE, "j1")) == first
+    assert hub_role_models_of(job_spec, *found) == first
+
+
+def test_a_teacher_of_the_hub_stays_at_its_first_commit() -> None:
+    roles: training_runs.Document = {"ref": {"model": {"source": TEACHER, "revision": "main"}}}
+    job_spec = RLJob.from_wire(training_runs.small_job(roles=roles, algorithm={"type": "Distillation"})).spec
+    first = hub_role_models_of(job_spec, None, None, model_location(TEACHER, "t1"))
+    assert first == HubRoleModels(reference=HubModel(source=TEACHER, requested="main", revision="t1"))
+    for pinned in (role_models_at_saved_commits(job_spec, first, on_hub), at_commits(job_spec, None, first)):
+        assert pinned.roles.ref.model is not None
+        assert pinned.roles.ref.model.revision == "t1"
 
 
 @pytest.mark.parametrize(
@@ -86,16 +97,17 @@ def test_the_model_that_the_job_names_now_is_used(
 
 def test_local_models_have_no_commit() -> None:
     job_spec = spec({}, {"source": "/judge"})
-    found = hub_role_models_of(job_spec, None, model_location("/judge", None))
+    found = hub_role_models_of(job_spec, None, model_location("/judge", None), None)
     assert found == HubRoleModels()
     assert at_commits(job_spec, None, found) == job_spec
 
 
-def test_another_reward_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    was = HubRoleModels(reward_model=HubModel(source=JUDGE, revision="j1"))
-    warn_if_reward_model_changed(was, was)
-    warn_if_reward_model_changed(HubRoleModels(), was)
+@pytest.mark.parametrize(("field", "what"), [("reward_model", "reward model"), ("reference", "model of the reference")])
+def test_another_reward_model_or_teacher_is_logged(field: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    was = HubRoleModels.model_validate({field: HubModel(source=JUDGE, revision="j1")})
+    warn_if_models_changed(was, was)
+    warn_if_models_changed(HubRoleModels(), was)
     assert caplog.text == ""
-    warn_if_reward_model_changed(was, HubRoleModels(reward_model=HubModel(source=JUDGE, revision="j2")))
-    assert f"the reward model is {JUDGE} at commit j2, " in caplog.text
+    warn_if_models_changed(was, HubRoleModels.model_validate({field: HubModel(source=JUDGE, revision="j2")}))
+    assert f"the {what} is {JUDGE} at commit j2, " in caplog.text
     assert f"the checkpoint used {JUDGE} at commit j1" in caplog.text

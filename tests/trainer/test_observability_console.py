@@ -11,6 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from rljob_api.v1alpha1.dataset import Evaluation, scores_of
 from rljob_testing.messages import Mentions
 from rljob_trainer.observability.log import printable, set_up_logging
 from rljob_trainer.observability.progress import ProgressDisplay, duration
@@ -19,9 +20,10 @@ from rljob_trainer.observability.progress import ProgressDisplay, duration
 def test_without_a_terminal_each_step_is_one_line() -> None:
     stream = io.StringIO()
     moments = iter([0.0, 4.0])
-    display = ProgressDisplay(Console(file=stream, width=60), 10, num_devices=2, clock=lambda: next(moments))
+    console, scores = Console(file=stream, width=60), scores_of([Evaluation()])
+    display = ProgressDisplay(console, 10, num_devices=2, clock=lambda: next(moments), evaluations=scores)
     display.start(0)
-    display.write(0, {"eval/greedy_score": 0.25})
+    display.write(0, {"eval/heldout/greedy": 0.25})
     display.write(
         1,
         {

@@ -51,7 +51,7 @@ def test_a_resumed_run_drops_the_rows_that_it_repeats(tmp_path: Path) -> None:
 
 def test_an_attempt_without_a_checkpoint_starts_the_files_anew(tmp_path: Path) -> None:
     first = JsonlSink(tmp_path, None, wall_clock)
-    first.write(0, {"eval/greedy_score": 0.25})
+    first.write(0, {"eval/heldout/greedy": 0.25})
     first.close()
     JsonlSink(tmp_path, None, wall_clock).close()
     assert list(read_rows(tmp_path / "metrics.jsonl")) == []
@@ -169,7 +169,7 @@ def test_extracted_answers_are_logged_and_shown(tmp_path: Path) -> None:
 
 def test_plots_are_drawn_from_metrics_alone(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path, None, wall_clock)
-    sink.write(0, {"eval/greedy_score": 0.1, "eval/sampled_score": 0.05})
+    sink.write(0, {"eval/heldout/greedy": 0.1, "eval/heldout/mean_at_1": 0.05})
     for step in range(1, 15):
         sink.write(step, {"critic/rewards/mean": step / 15, "response_length/mean": 5.0, "actor/entropy": 1.0})
     sink.close()
@@ -179,7 +179,7 @@ def test_plots_are_drawn_from_metrics_alone(tmp_path: Path) -> None:
     assert [file.name for file in files] == [
         "overview.png",
         "reward.png",
-        "evaluation.png",
+        "evaluation_heldout.png",
         "entropy.png",
         "response_length.png",
     ]

@@ -49,7 +49,7 @@ def test_a_run_from_resume_to_the_end_is_reported(tmp_path: Path) -> None:
     assert (state.phase, state.checkpoint, state.resumed_from_step) == (RunPhase.STARTING, found, 4)
     assert state.progress.step == 4
     run.training_started(4, [])
-    run.evaluated({"eval/greedy_score": 0.75})
+    run.evaluated(0.75)
     clock.now += 6.0
     run.step_done(6, {"critic/rewards/mean": 0.5, "perf/throughput": 100.0}, [])
     run.checkpoint_saved(
@@ -76,7 +76,7 @@ def test_alarms_that_are_no_longer_known_are_not_reported_any_more(tmp_path: Pat
     run.training_started(0, [])
     assert RunState.model_validate_json(path.read_text()).alarms == ()
     run.step_done(1, {}, [alarm])
-    run.evaluated({"eval/greedy_score": 0.75})
+    run.evaluated(0.75)
     assert RunState.model_validate_json(path.read_text()).alarms == (alarm,)
     run.step_done(2, {}, None)
     state = RunState.model_validate_json(path.read_text())

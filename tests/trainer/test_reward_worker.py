@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -28,11 +27,10 @@ from rljob_trainer.engines.rollout.base import Outcome, SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardRequest, RewardStatus, Takes
-from rljob_trainer.rewards.error_policies import apply_error_policies
+from rljob_trainer.rewards.base import CallSettings, Takes
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.loading import scorer_spec
+from rljob_trainer.rewards.loading import call_settings, scorer_spec
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -71,7 +69,8 @@ def length(prompt, response, answer, row):
     return len(response) / 4
 
 def relative(prompt, responses, answer, row):
-    return [len(each) - sum(map(len, responses)) / len(responses) for each in responses]
+    mean = sum(map(len, responses)) / len(responses)
+    return [len(each) - mean for each in responses]
 
 def slow(prompt, response, answer, row):
     time.sleep(5.0 if response == "hang" else 0.0)
@@ -166,11 +165,13 @@ def test_a_group_function_and_others_score_the_same_responses(tmp_path: Path) ->
     relative = function("relative")
     scorer = FunctionScorer("several:relative", relative.where, Takes.GROUP)
     group = replace(relative, scorer=scorer, calls=CallSettings(Takes.GROUP))
-    columns = {SCORED_GROUPS: torch.tensor([7, 9, 7, 9]), IS_LOST: torch.tensor([False, False, False, True])}
-    lost = responses("ab", "abcd", "abcdef", "x").with_columns(columns)
+    numbers = {SCORED_GROUPS: torch.tensor([7, 9, 7, 9])}
+    batch = responses("ab", "abcd", "abcdef", "x").with_columns(numbers)
+    lost = batch.with_columns({IS_LOST: torch.tensor([False, False, False, True])})
     with worker_of(tmp_path, group, function("length")) as worker:
         worker.start_scoring(lost)
         scores = worker.finish_scoring(lost)
+    # Response 3 was lost, so its group has one response.
     assert scores[score_column("relative")].tolist()[:3] == [-2.0, 0.0, 2.0]
     assert scores[score_column("length")].tolist()[:3] == [0.5, 1.0, 1.5]
 
@@ -181,14 +182,20 @@ def test_what_scorers_count_becomes_metrics_once(tmp_path: Path) -> None:
         reward = Reward.model_validate({"name": "judge", "type": "Judge", "judge": job})
         spec = scorer_spec(reward, "rewards[0]", None)
         assert spec is not None
-        with worker_of(tmp_path, ScorerSettings(reward, "rewards[0]", spec, 1)) as worker:
+        calls = call_settings(reward, "rewards[0]", 1)
+        with worker_of(tmp_path, ScorerSettings(reward, "rewards[0]", spec, 1, calls)) as worker:
             batch = responses("a", "b", "a", "c")
             worker.start_scoring(batch)
             scores = worker.finish_scoring(batch)
             counts, again = worker.take_metrics(), worker.take_metrics()
     assert scores[score_column("judge")].tolist() == [1.0] * 4
-    assert [counts["reward/judge/total_requests"], counts["reward/judge/total_cache_hits"], again] == [3, 1, {}]
+    assert {name: counts[f"reward/judge/total_{name}"] for name in ("requests", "cache_hits", "prompt_tokens")} == {
+        "requests": 3,
+        "cache_hits": 1,
+        "prompt_tokens": 120,
+    }
     assert counts["reward/judge/total_cost"] == pytest.approx(126e-6)
+    assert again == {}
 
 
 @pytest.fixture
@@ -296,28 +303,6 @@ def test_failures_are_counted_for_each_reward(tmp_path: Path) -> None:
     assert samples[1].rewards == {"length": 1.0, "form": 1.0, "brief": 0.0, "slow": None}
     assert samples[1].statuses == {"length": "OK", "form": "OK", "slow": "TIMEOUT"}
     assert [sample.outcome for sample in samples] == ["COMPLETED", "COMPLETED", "COMPLETED", "MAX_TOKENS"]
-
-
-@pytest.mark.parametrize(
-    ("on_timeout", "expected"),
-    [(ErrorPolicy.EXCLUDE, None), (ErrorPolicy.SCORE, -1.0), (ErrorPolicy.FAIL, RewardError)],
-)
-@pytest.mark.parametrize("status", [RewardStatus.TIMEOUT, RewardStatus.DIED, RewardStatus.UNREACHABLE])
-def test_a_failure_that_is_no_error_of_the_code_follows_the_policy_for_timeouts(
-    on_timeout: ErrorPolicy, status: RewardStatus, expected: float | type[RewardError] | None
-) -> None:
-    """An unreachable service never gives a score."""
-    reward = Reward(name="a", type=RewardType.MATH_ANSWER, on_timeout=on_timeout, error_score=-1.0)
-    arguments = reward, "rewards[0]", "f", [RewardRequest("p", "r", "", {})], [RewardOutcome(None, status, "no", 1.0)]
-    if isinstance(expected, type):
-        with pytest.raises(expected, match=r"rewards\[0\]\.onTimeout: Exclude"):
-            apply_error_policies(*arguments)
-        return
-    [score] = apply_error_policies(*arguments)
-    if expected is None or status is RewardStatus.UNREACHABLE:
-        assert math.isnan(score)
-    else:
-        assert score == expected
 
 
 @pytest.mark.usefixtures("in_place")

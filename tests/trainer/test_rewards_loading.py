@@ -18,9 +18,9 @@ from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
+from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 from rljob_trainer.user_functions import find_named, refuse_hiding_modules
-from rljob_trainer.workers.reward import overlong_scores
 
 WHERE = "spec.training.rewards[2].function.path (reward style)"
 FILE_DATASET = Dataset(type=DatasetType.FILE, file=FileDataset(path="x.jsonl"))

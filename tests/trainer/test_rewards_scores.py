@@ -301,3 +301,25 @@ def test_errors_survive_the_transfer_between_processes() -> None:
         assert str(copy) == "where: what"
     assert issubclass(DatasetError, ConfigurationError)
     assert issubclass(ConfigurationError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "expected"),
+    [(ErrorPolicy.EXCLUDE, None), (ErrorPolicy.SCORE, -1.0), (ErrorPolicy.FAIL, RewardError)],
+)
+@pytest.mark.parametrize("status", [RewardStatus.TIMEOUT, RewardStatus.DIED, RewardStatus.UNREACHABLE])
+def test_a_failure_that_is_no_error_of_the_code_follows_the_policy_for_timeouts(
+    on_timeout: ErrorPolicy, status: RewardStatus, expected: float | type[RewardError] | None
+) -> None:
+    """An unreachable service never gives a score."""
+    reward = Reward(name="a", type=RewardType.MATH_ANSWER, on_timeout=on_timeout, error_score=-1.0)
+    arguments = reward, "rewards[0]", "f", [RewardRequest("p", "r", "", {})], [RewardOutcome(None, status, "no", 1.0)]
+    if isinstance(expected, type):
+        with pytest.raises(expected, match=r"rewards\[0\]\.onTimeout: Exclude"):
+            apply_error_policies(*arguments)
+        return
+    [score] = apply_error_policies(*arguments)
+    if expected is None or status is RewardStatus.UNREACHABLE:
+        assert math.isnan(score)
+    else:
+        assert score == expected

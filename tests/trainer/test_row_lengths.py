@@ -14,7 +14,7 @@ from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
 from rljob_trainer.controller.checks.fit import check_row_lengths, position_limit
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.datasets.prompts import PromptRow, evaluation_dataset
 from rljob_trainer.errors import ConfigurationError
 
 
@@ -48,14 +48,14 @@ def test_the_limit_of_a_model_is_its_number_of_positions(name: str) -> None:
 def training(engine: RolloutEngine, new_tokens: int = 20) -> Training:
     evaluation = training_runs.merged(training_runs.held_out(4, 0), {"dataset": {"maxPromptTokens": 99}})
     rollout = {"engine": engine.value, "maxNewTokens": new_tokens}
-    return RLJob.from_wire(training_runs.small_job(rollout=rollout, evaluation=evaluation)).spec.training
+    return RLJob.from_wire(training_runs.small_job(rollout=rollout, evaluations=[evaluation])).spec.training
 
 
 def prompts(longest: int, longest_held_out: int = 1) -> Prompts:
     def row(length: int) -> PromptRow:
         return PromptRow(0, "", "", (3,) * length, None, {})
 
-    return Prompts((row(longest), row(1)), (row(longest_held_out),), 0)
+    return Prompts((row(longest), row(1)), {evaluation_dataset(0): (row(longest_held_out),)}, 0)
 
 
 @pytest.mark.parametrize("engine", [RolloutEngine.VLLM, RolloutEngine.HUGGING_FACE])
@@ -70,7 +70,9 @@ def test_a_row_beyond_the_positions_is_rejected_by_the_length_fields(tmp_path: P
     )
     with pytest.raises(ConfigurationError, match=message):
         check_row_lengths(tmp_path, training(engine), prompts(45))
-    with pytest.raises(ConfigurationError, match=r"^spec\.training\.evaluation\.dataset\.maxPromptTokens \(99\) .*46"):
+    with pytest.raises(
+        ConfigurationError, match=r"^spec\.training\.evaluations\[0\]\.dataset\.maxPromptTokens \(99\) .*46"
+    ):
         check_row_lengths(tmp_path, training(engine), prompts(45, 46))
 
 

@@ -10,10 +10,12 @@ import pytest
 from rljob_api.v1alpha1.dataset import FileDataset
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.prompt_sets import load_all_prompts
+from rljob_trainer.datasets.prompts import evaluation_dataset
 from rljob_trainer.errors import DatasetError
 
 ASSETS = Path(str(files("rljob_trainer"))) / "assets"
 MODEL, CHAT_MODEL = ASSETS / "sort_digits/model", ASSETS / "guess_letter/model"
+HELD_OUT = evaluation_dataset(0)
 
 
 def training(path: Path, reward: str, **settings: object) -> Training:
@@ -24,7 +26,7 @@ def training(path: Path, reward: str, **settings: object) -> Training:
             "model": {"source": str(MODEL)},
             "dataset": dataset,
             "rewards": [{"type": reward, **function}],
-            "evaluation": {"dataset": dataset, "numPrompts": 1},
+            "evaluations": [{"dataset": dataset, "numPrompts": 1}],
             "steps": 1,
             **settings,
         }
@@ -36,7 +38,7 @@ def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
     path.write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": "2>", "answer": "2"}\n')
     prompts = load_all_prompts(training(path, "Function"), MODEL, tmp_path)
     assert [row.prompt for row in prompts.training] == ["2>"]
-    assert [row.prompt for row in prompts.held_out] == ["1>"]
+    assert [row.prompt for row in prompts.held_out[HELD_OUT]] == ["1>"]
     assert str(prompts) == "1 training prompts, 1 held-out prompts, 1 training rows removed because they are held out"
 
 
@@ -54,7 +56,7 @@ def test_rows_of_an_environment_with_the_same_prompt_are_different_tasks(tmp_pat
     job = training(path, "Environment", environment=environment)
     prompts = load_all_prompts(job, CHAT_MODEL, tmp_path)
     assert [row.row["word"] for row in prompts.training] == ["slate"]
-    assert [row.row["word"] for row in prompts.held_out] == ["crane"]
+    assert [row.row["word"] for row in prompts.held_out[HELD_OUT]] == ["crane"]
     path.write_text(path.read_text().replace("slate", "trace"))
     assert load_all_prompts(job, CHAT_MODEL, tmp_path).digest != prompts.digest
 
@@ -67,7 +69,7 @@ def test_equal_questions_of_reasoning_gym_are_equal_tasks() -> None:
 
     environment = {"type": "Class", "classes": [{"path": "games:Legs"}], "maxContextTokens": 64}
     evaluation = {"dataset": dataset(2), "numPrompts": 4}
-    job = training(Path(), "Environment", environment=environment, dataset=dataset(1), evaluation=evaluation)
+    job = training(Path(), "Environment", environment=environment, dataset=dataset(1), evaluations=[evaluation])
     prompts = load_all_prompts(job, CHAT_MODEL, Path())
     assert (len(prompts.training), prompts.num_removed) == (1, 3)
 
@@ -99,7 +101,19 @@ def test_a_mathematical_reward_accepts_strings_and_numbers(answer: str, tmp_path
     ):
         load_all_prompts(training(path, "MathAnswer"), MODEL, tmp_path)
     prompts = load_all_prompts(training(path, "Function"), MODEL, tmp_path)
-    assert [row.answer for row in prompts.held_out] == [1e-05]
+    assert [row.answer for row in prompts.held_out[HELD_OUT]] == [1e-05]
+
+
+def test_a_code_reward_needs_tests_in_every_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1>"}\n')
+    with pytest.raises(DatasetError, match=r"1 of 1 rows have no answer, but the reward Code needs one"):
+        load_all_prompts(training(path, "Code"), MODEL, tmp_path)
+    path.write_text('{"prompt": "1>", "answer": ["assert f(1)"]}\n{"prompt": "2>", "answer": "18"}\n')
+    with pytest.raises(
+        DatasetError, match=r"1 of 2 rows .* the reward Code .*\n  .*rows\.jsonl, line 2: the answer is"
+    ):
+        load_all_prompts(training(path, "Code"), MODEL, tmp_path)
 
 
 def test_held_out_answers_are_checked_too(tmp_path: Path) -> None:
@@ -108,12 +122,12 @@ def test_held_out_answers_are_checked_too(tmp_path: Path) -> None:
     path.write_text('{"prompt": "1>", "answer": 1}\n')
     evaluation.write_text('{"prompt": "2>", "answer": "-"}\n')
     job = training(path, "MathAnswer")
-    assert job.evaluation is not None
+    [heldout] = job.evaluations
     dataset = job.dataset.model_copy(update={"file": FileDataset(path=str(evaluation))})
-    job = job.model_copy(update={"evaluation": job.evaluation.model_copy(update={"dataset": dataset})})
+    job = job.model_copy(update={"evaluations": (heldout.model_copy(update={"dataset": dataset}),)})
     with pytest.raises(
-        DatasetError, match=r"evaluation\.dataset\.answerField: 1 of 1 rows .*\n  .*held_out\.jsonl, line 1: "
+        DatasetError, match=r"evaluations\[0\]\.dataset\.answerField: 1 of 1 rows .*\n  .*held_out\.jsonl, line 1: "
     ):
         load_all_prompts(job, MODEL, tmp_path)
     evaluation.write_text('{"prompt": "2>", "answer": "3"}\n{"prompt": "3>", "answer": "-"}\n')
-    assert [row.answer for row in load_all_prompts(job, MODEL, tmp_path).held_out] == ["3"]
+    assert [row.answer for row in load_all_prompts(job, MODEL, tmp_path).held_out[HELD_OUT]] == ["3"]

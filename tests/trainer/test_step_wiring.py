@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rljob_testing.training import stub_step
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, ResponseInputs
-from rljob_trainer.controller.rollout_phase import sample_seeds
+from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_COEFFICIENT, KL_LOSS, REWARD_MAX, REWARD_MEAN
 from rljob_trainer.workers.columns import (

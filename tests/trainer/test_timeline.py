@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from rljob_trainer.controller import controller
-from rljob_trainer.controller.controller import StepTimeline
+from rljob_trainer.controller.step_records import StepTimeline
 from rljob_trainer.groups.worker_processes import WorkerProcesses
 from rljob_trainer.observability.idle_time import with_idle_time
 from rljob_trainer.observability.memory_plot import MemoryStep, draw_memory, read_memory

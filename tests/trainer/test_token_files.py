@@ -12,9 +12,11 @@ from typing import cast
 import pytest
 import torch
 
+from rljob_api.v1alpha1.dataset import Evaluation, scores_of
 from rljob_testing.training.training_runs import RecordedTokens
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.controller import Controller
+from rljob_trainer.controller.evaluations.evaluation import EvaluationResult
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.step_rows import StepRows
@@ -168,8 +170,8 @@ def test_the_tokens_of_responses_that_the_update_uses_are_recorded() -> None:
 def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
     now, recorded = [0.0], list[int]()
 
-    def record(step: int, rollouts: object) -> None:
-        del rollouts
+    def record(step: int, name: str, rollouts: object) -> None:
+        del name, rollouts
         now[0] += 1.0
         recorded.append(step)
 
@@ -177,13 +179,19 @@ def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
     controller = SimpleNamespace(
         num_steps=250,
         evaluation_budget=RecordingBudget(lambda: now[0], max_share=0.01),
-        evaluation=SimpleNamespace(is_due=lambda step, num_steps: step <= num_steps, run=lambda _: ({}, [], {})),
+        evaluations=[
+            SimpleNamespace(
+                spec=SimpleNamespace(name="heldout"),
+                is_due=lambda step, num_steps: step <= num_steps,
+                run=lambda _: EvaluationResult({}, [], {}),
+            )
+        ],
         recorder=SimpleNamespace(evaluated=record),
         timer=SimpleNamespace(take=lambda: {EVAL_SECONDS: 1.0}),
         run_parts=SimpleNamespace(workers=SimpleNamespace(hybrid=hybrid)),
-        output=SimpleNamespace(evaluated=lambda *_: None),
+        output=SimpleNamespace(evaluated=lambda *_: None, scores=scores_of([Evaluation()])),
         reporter=SimpleNamespace(evaluated=lambda _: None),
-        saves=SimpleNamespace(),
+        saves=SimpleNamespace(begin_if_best=lambda *_: None),
     )
     for step in range(251):
         now[0] += 1.0

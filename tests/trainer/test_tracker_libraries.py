@@ -13,12 +13,14 @@ import pytest
 
 from rljob_api.constants import ExitCode
 from rljob_api.job_file import resolved_job_text
+from rljob_api.v1alpha1.dataset import Evaluation
 from rljob_api.v1alpha1.spec import Metadata
 from rljob_api.v1alpha1.tracker import Tracker
 from rljob_testing.messages import Mentions
 from rljob_testing.training import tracker_files, training_runs
 from rljob_testing.training.tracker_files import mlflow_runs, wandb_files
 from rljob_testing.training.tracker_servers import answering_server
+from rljob_trainer.controller.evaluations.scores import ScoredResponse, evaluation_metrics
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.trackers import tracker_process, trackers
 from rljob_trainer.trackers.messages import (
@@ -33,7 +35,18 @@ from rljob_trainer.trackers.messages import (
 )
 from rljob_trainer.trackers.tracker_program import forward_messages
 
-SAMPLE = Sample(2, SampleKind.GREEDY, 7, "1+1=", "2" * 5000, "2", 1.0, {"a": 0.5, "b": None}, outcome="COMPLETED")
+SAMPLE = Sample(
+    2,
+    SampleKind.GREEDY,
+    7,
+    "1+1=",
+    "2" * 5000,
+    "2",
+    1.0,
+    {"a": 0.5, "b": None},
+    outcome="COMPLETED",
+    evaluation="heldout",
+)
 
 
 def test_samples_are_limited_and_long_texts_are_cut() -> None:
@@ -113,7 +126,7 @@ def test_a_run_that_wandb_rejects_is_stored_as_files_with_all_rows(rejected: Rej
 
 def test_wandb_gets_tables_of_samples(rejected: RejectedRun) -> None:
     tables = list(rejected.folder.rglob("*.table.json"))
-    assert {table.name.partition("_")[0] for table in tables} == {"samples", "other"}
+    assert {table.name.partition("_")[0] for table in tables} == {"heldout", "other"}
     for table in tables:
         content = json.loads(table.read_text())
         assert content["columns"] == trackers.sample_table(6, [SAMPLE]).columns
@@ -151,7 +164,7 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, rep
     second = start_mlflow_run(begin(tmp_path, 2, 1, tracker), report)
     for step in (2, 3, 4):
         second.log_metrics(MetricsRow(step, 200.0 + step, {"reward/mean": 10.0 * step}))
-        second.log_metrics(MetricsRow(step, 200.0 + step, {"eval/score": 0.5}))
+        second.log_metrics(MetricsRow(step, 200.0 + step, {"eval/heldout/mean_at_4": 0.5}))
     (tmp_path / "view.html").write_text("second")
     second.log_page(tmp_path / "view.html")
     second.finish(ExitCode.SUCCESS)
@@ -159,7 +172,7 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, rep
     [run] = mlflow_runs(tmp_path)
     assert run.status == "FINISHED"
     assert run.values["reward/mean"] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
-    assert run.values["eval/score"] == [(2, 0.5), (3, 0.5), (4, 0.5)]
+    assert run.values["eval/heldout/mean_at_4"] == [(2, 0.5), (3, 0.5), (4, 0.5)]
     assert run.params["training.rollout.groupSize"] == "4"
     assert {name: run.tags[f"rljob.{name}"] for name in ("job", "namespace", "attempt", "resumedFromStep")} == {
         "job": "small",
@@ -169,10 +182,10 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, rep
     }
     assert set(run.files) == {
         *("job.yaml", "view.html"),
-        *("samples/step-000002.json", "samples/other/step-000002.json"),
+        *("samples/heldout/step-000002.json", "samples/other/step-000002.json"),
     }
     assert run.files["view.html"] == "second"
-    assert json.loads(run.files["samples/step-000002.json"])["data"][0][2] == "1+1="
+    assert json.loads(run.files["samples/heldout/step-000002.json"])["data"][0][2] == "1+1="
     assert [text for text in reports if "earlier attempt" in text] == [Mentions("steps 2 to 3", "metrics.jsonl")]
 
 
@@ -180,16 +193,18 @@ def test_mlflow_gets_each_metric_once_per_step_under_one_run(tmp_path: Path, rep
 def test_mlflow_gets_the_evaluation_of_a_job_with_several_rewards(tmp_path: Path, reports: list[str]) -> None:
     from rljob_trainer.trackers.mlflow_run import start_mlflow_run
 
-    score = "eval/greedy_score"
-    # The second name has a character that MLflow does not accept.
-    scores = {score: 0.5, f"{score}/mean@8": 0.25, f"{score}/format": 1.0, "timing_s/eval": 2.0}
+    # All names of an evaluation are accepted, and none is the folder of another in MLflow's folder.
+    responses = [ScoredResponse(0, 0.5, {"accuracy": 0.0, "format": 1.0}, "18", 3)]
+    scores = evaluation_metrics(Evaluation(), responses, responses)
+    score = "eval/heldout/greedy"
+    assert len(scores) == 10
     run = start_mlflow_run(begin(tmp_path, 1, None, {"type": "MLflow"}), lambda _, text: reports.append(text))
     # Responses may have some of the scores, but no sum of all.
     run.log_metrics(MetricsRow(1, 0.0, {name: value for name, value in scores.items() if name != score}))
     run.log_metrics(MetricsRow(2, 0.0, scores))
     [stored] = mlflow_runs(tmp_path)
     steps = {name: [step for step, _ in points] for name, points in stored.values.items()}
-    assert steps == {score: [2], f"{score}.mean_8": [1, 2], f"{score}.format": [1, 2], "timing_s/eval": [1, 2]}
+    assert steps == {name: [2] if name == score else [1, 2] for name in scores}
     # In a later attempt, too, under the same names.
     resumed = start_mlflow_run(begin(tmp_path, 2, 1, {"type": "MLflow"}), lambda _, text: reports.append(text))
     resumed.log_metrics(MetricsRow(2, 0.0, scores))

@@ -100,7 +100,10 @@ FILE = {"type": "File", "file": {"path": "rows.jsonl"}}
     ("more", "problem"),
     [
         ({"dataset": FILE}, Mentions("spec.training.dataset.file.path", "rows.jsonl")),
-        ({"evaluation": {"dataset": FILE}}, Mentions("spec.training.evaluation.dataset.file.path", "rows.jsonl")),
+        (
+            {"evaluations": [{"dataset": FILE}]},
+            Mentions("spec.training.evaluations[0].dataset.file.path", "rows.jsonl"),
+        ),
         (
             {"dataset": {"type": "HuggingFace", "huggingFace": {"path": "./no_folder"}}},
             Mentions("spec.training.dataset.huggingFace.path", "./no_folder"),

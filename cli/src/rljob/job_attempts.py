@@ -14,6 +14,7 @@ from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState
+from rljob_bucket.paths import job_folder
 
 
 def waits_in_queue(job: StoredJob) -> bool:
@@ -152,10 +153,13 @@ def resume_point(job: StoredJob) -> str:
 
 
 def storage_uri(job: StoredJob) -> str | None:
-    """The job's folder in its claim, such as `pvc://claim/folder`; None without a claim."""
+    """The job's folder in its claim or bucket, such as `pvc://claim/folder` or `s3://bucket/folder`; None without
+    storage."""
     storage = job.storage
     if storage is None:
         return None
+    if storage.s3 is not None:
+        return job_folder(storage.s3, job.metadata.name).as_uri()
     return f"pvc://{storage.persistent_volume_claim}/{storage.sub_path or job.metadata.name}"
 
 

@@ -197,7 +197,7 @@ def _where_copies_are(job: StoredJob, source: _Source, options: LogOptions) -> l
 
 
 def _copy_lines(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[str]:
-    """Lines with the location of the log's copies and the command that prints them; none if the job has no claim."""
+    """Lines with the location of the log's copies and the command that prints them; none if the job has no storage."""
     storage = job.storage
     if storage is None:
         return
@@ -206,6 +206,9 @@ def _copy_lines(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[s
         yield f"a copy of the driver's log is at {storage_uri(job)}{logs}/{attempt_logs_folder(attempt)}/driver.log"
     else:
         yield f"copies of the workers' logs are in {storage_uri(job)}{logs}/"
+    if storage.s3 is not None:
+        yield f"to copy them, run: rljob get-results {name} --only logs"
+        return
     claim = storage.persistent_volume_claim
     folder = "FOLDER" if storage.sub_path is None else f"FOLDER/{shlex.quote(storage.sub_path)}"
     which = f" --attempt {attempt}" if options.pool is None else f" --pool {options.pool} --index RANK"

@@ -134,6 +134,7 @@ def run_command(
     run_folder: arguments.RunFolderOption = None,
     code: arguments.Code = None,
     ray: arguments.RayAddress = None,
+    bucket: arguments.UsesBucket = False,
     name: arguments.NewName = None,
     values: arguments.SetValues = None,
 ) -> None:
@@ -142,7 +143,10 @@ def run_command(
     from rljob_cli.local.run_options import RunOptions
 
     raise typer.Exit(
-        run(RunOptions(file, workers, resume, run_folder, code, ray, arguments.changes(name, values)), console())
+        run(
+            RunOptions(file, workers, resume, run_folder, code, ray, arguments.changes(name, values), bucket),
+            console(),
+        )
     )
 
 

@@ -217,13 +217,22 @@ RayAddress = Annotated[
         "The folder with the code is copied to the cluster; the run folder must be on storage that its nodes share.",
     ),
 ]
+UsesBucket = Annotated[
+    bool,
+    typer.Option(
+        "--bucket",
+        help="Store checkpoints and results in the bucket of checkpoint.storage.s3, with the credentials in the "
+        "environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY). Without it they are stored in the run folder.",
+    ),
+]
 
 # Options of `rljob view`.
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of the run, such as runs/<name>.")]
 RunToView = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="Folder of the run, such as runs/<name>; or the name of a job on the cluster, see --job."
+        metavar="RUN",
+        help="Folder of the run, such as runs/<name>; the name of a job on the cluster, see --job; or s3://BUCKET/FOLDER.",
     ),
 ]
 IsJob = Annotated[

@@ -73,20 +73,20 @@ spec:
       temperature: 1.0
       stop: ["\\n"]
 
-    evaluation:                   # on prompts that are never trained on
-      everySteps: 8
-      numPrompts: 64
-      dataset:
-        type: ReasoningGym
-        reasoningGym:
-          task: basic_arithmetic
-          seed: 1000000           # other rows than those of training
-          size: 64
-          config:
-            {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false,
-             allow_negation: false}
-        promptTemplate: "Question: {prompt}\\nAnswer:"
-        maxPromptTokens: 64
+    evaluations:                  # on prompts that are never trained on
+      - everySteps: 8
+        numPrompts: 64
+        dataset:
+          type: ReasoningGym
+          reasoningGym:
+            task: basic_arithmetic
+            seed: 1000000           # other rows than those of training
+            size: 64
+            config:
+              {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false,
+               allow_negation: false}
+          promptTemplate: "Question: {prompt}\\nAnswer:"
+          maxPromptTokens: 64
 
   checkpoint:
     # storage: {persistentVolumeClaim: rljob-storage}   # required on a cluster: a ReadWriteMany claim for all pods
@@ -152,9 +152,9 @@ spec:
       maxNumSequences: 512
       temperature: 1.0
 
-    evaluation:                   # other games than those of training, with the same letters
-      everySteps: 20
-      numPrompts: 256
+    evaluations:                  # other games than those of training, with the same letters
+      - everySteps: 20
+        numPrompts: 256
 
   checkpoint:
     # storage: {persistentVolumeClaim: rljob-storage}   # required on a cluster: a ReadWriteMany claim for all pods

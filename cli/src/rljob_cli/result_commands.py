@@ -47,11 +47,15 @@ def view_command(
     """Write one HTML page about a run: verdict, curves, responses, tokens, timeline, memory and job.
 
     If there is no folder RUN, the run is a job on the cluster: the files that the page needs are copied first, as
-    `rljob get-results` does it.
+    `rljob get-results` does it. RUN may also be the folder of a job in a bucket: s3://BUCKET/FOLDER.
     """
     from rljob_cli.local.view import ViewOptions, view
 
     options = ViewOptions(Path(run), against, output, json_file, watch)
+    if run.startswith("s3://"):
+        from rljob_cli.cluster.view_bucket import view_bucket
+
+        raise typer.Exit(view_bucket(run, options, console()))
     if not is_job and ("/" in run or os.path.exists(run)):
         raise typer.Exit(view(options, console()))
     from rljob.cluster import ClusterOptions
@@ -88,7 +92,8 @@ def get_results_command(
     Copies everything in the job's run folder except logs; checkpoints only with --checkpoints. With --only, the page is
     written only if `page` is one of the parts.
 
-    A small pod in the job's namespace reads the job's claim, and is deleted at the end. The folder looks like that of
+    A small pod in the job's namespace reads the job's claim, and is deleted at the end. A bucket is read without a pod,
+    with the credentials in the environment. The folder looks like that of
     `rljob run`. A copy that was stopped continues when the command runs again; files that have not changed are not
     copied again. The job may still be running.
 

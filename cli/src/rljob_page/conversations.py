@@ -21,6 +21,7 @@ def sample_entries(samples: Iterable[Json]) -> list[Json]:
         entry: Json = {
             "step": sample.get("step"),
             "kind": text_of(sample.get("kind")),
+            "evaluation": text_of(sample.get("evaluation")),
             "group": text_of(sample.get("group")),
             "prompt": text_of(sample.get("prompt")),
             "response": text_of(sample.get("response")),
@@ -89,6 +90,7 @@ def _conversation(entry: object) -> Json | None:
     omitted = [entry.get(name) for name in ("omittedPromptTokens", "omittedTokens")]
     return {
         "kind": text_of(entry.get("kind")),
+        "evaluation": text_of(entry.get("evaluation")),
         "group": text_of(entry.get("group")),
         "prompt": text_of(entry.get("prompt")),
         "score": entry.get("score") if is_finite(entry.get("score")) else None,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ Curves = Mapping[str, Points]
 
 REWARD_MEAN = "critic/rewards/mean"
 STEP_SECONDS = "timing_s/step"
-EVAL_GREEDY, EVAL_SAMPLED = "eval/greedy_score", "eval/sampled_score"
 MAX_METRICS = 400
 """The largest number of metrics on the page; a loss of the user's own may report many."""
 _MAX_STEP = 2**53
@@ -30,6 +30,7 @@ MAX_VALUE = 1e300
 MAX_LINES = 8
 """The largest number of lines of a chart, and of charts of evaluations."""
 EVAL_PREFIX = "eval/"
+_MAIN_SCORE = re.compile(r"eval/(?P<name>[^/]+)/(?P<kind>greedy|mean_at_\d+)")
 _MAX_NAME = 200
 """Metrics with longer names are not shown."""
 PHASES = {
@@ -76,6 +77,7 @@ CHARTS = (
         "nats per token",
         (
             ChartLine("actor/kl_loss", "policy to reference"),
+            ChartLine("actor/teacher_kl", "policy to teacher"),
             ChartLine("actor/ppo_kl", "policy before and after the update"),
             ChartLine("rollout_corr/k3_kl", "rollout engine to trainer"),
         ),
@@ -124,44 +126,46 @@ CHARTS = (
 
 
 def charts_of(names: Iterable[str]) -> tuple[Chart, ...]:
-    """The charts for the metrics with these names: those of every run, and one for each evaluation."""
+    """The charts for the metrics with these names: those of every run, and those of evaluations."""
     reward, *others = CHARTS
     return (reward, *_evaluation_charts(names), *others)
 
 
 def _evaluation_charts(names: Iterable[str]) -> list[Chart]:
-    """`eval/greedy_score` is in the chart of all evaluations, `eval/NAME/METRIC` in that of NAME."""
+    """A chart for the scores of each evaluation, and of each of its rewards; one for all shares, and one for all
+    lengths."""
     scores: dict[str, list[ChartLine]] = {}
     shares: list[ChartLine] = []
+    lengths: list[ChartLine] = []
     for metric in names:
         if metric.startswith(EVAL_PREFIX) and len(metric) <= _MAX_NAME:
             group, _, name = metric.removeprefix(EVAL_PREFIX).rpartition("/")
-            if metric.endswith("_fraction"):
-                label = metric.removeprefix(EVAL_PREFIX).removesuffix("_fraction").replace("_", " ")
-                shares.append(ChartLine(metric, label))
+            if name == "response_length_mean":
+                lengths.append(ChartLine(metric, group))
+            elif name.endswith("_fraction"):
+                shares.append(ChartLine(metric, f"{group}, {name.removesuffix('_fraction').replace('_', ' ')}"))
             else:
-                scores.setdefault(group.removesuffix("_score"), []).append(
-                    ChartLine(metric, name.removesuffix("_score"))
-                )
+                scores.setdefault(group, []).append(ChartLine(metric, name.replace("_at_", "@")))
     charts = [
-        Chart(f"Held-out score{f', {group}' if group else ''}", "mean score", tuple(lines[:MAX_LINES]))
+        Chart(f"Held-out score, {group.replace('/', ' ')}", "mean score", tuple(lines[:MAX_LINES]))
         for group, lines in list(scores.items())[:MAX_LINES]
     ]
     if shares:
         charts.append(Chart("Held-out responses", "share of responses", tuple(shares[:MAX_LINES]), is_share=True))
+    if lengths:
+        charts.append(Chart("Length of held-out responses", "tokens", tuple(lengths[:MAX_LINES])))
     return charts
 
 
 def held_out_scores(curves: Curves) -> dict[str, str]:
-    """The metrics with the scores of the evaluations, by the names of these scores: `greedy`, `NAME/METRIC`. Only those
-    with the fewest parts in their path: `eval/greedy_score/accuracy` is a component of `eval/greedy_score`."""
-    found = [
-        name
-        for name in curves
-        if name.startswith(EVAL_PREFIX) and not name.endswith("_fraction") and len(name) <= _MAX_NAME
-    ]
-    depth = min((name.count("/") for name in found), default=0)
-    return {name.removeprefix(EVAL_PREFIX).removesuffix("_score"): name for name in found if name.count("/") == depth}
+    """The metric with the main score of each evaluation by the evaluation's name, that of the first evaluation first:
+    the greedy score, or without it the mean score of sampled responses."""
+    found: dict[str, str] = {}
+    for metric in curves:
+        match = _MAIN_SCORE.fullmatch(metric)
+        if match and len(metric) <= _MAX_NAME and (match["name"] not in found or match["kind"] == "greedy"):
+            found[match["name"]] = metric
+    return found
 
 
 def shown_metrics(curves: Curves, charts: Iterable[Chart]) -> list[str]:

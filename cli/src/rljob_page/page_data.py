@@ -157,6 +157,8 @@ def facts_of(files: RunFiles, verdict: Verdict, now: datetime) -> Iterator[tuple
         yield "Attempt", str(max([state.attempt if state else 1, *(each.number for each in files.attempts)]))
     if state is not None and state.checkpoint is not None:
         yield "Newest checkpoint", f"step {state.checkpoint.step}"
+    if state is not None and state.best is not None:
+        yield "Best checkpoint", f"step {state.best.step} ({state.best.value:.3g})"
 
 
 def _seconds(files: RunFiles, now: datetime) -> float | None:

@@ -19,8 +19,6 @@ from rljob_api.explanations import EXPLANATIONS
 from rljob_api.run_state import RunPhase, RunState
 from rljob_page.curves import (
     CHARTS,
-    EVAL_GREEDY,
-    EVAL_SAMPLED,
     REWARD_MEAN,
     STEP_SECONDS,
     Curves,
@@ -208,9 +206,9 @@ def _finished_steps(curves: Curves) -> Sequence[int]:
 
 def _result(curves: Curves) -> str:
     """The score at the beginning and now."""
-    names = {EVAL_GREEDY: "held-out score", EVAL_SAMPLED: "held-out score"}
-    names |= {
-        metric: f"held-out score {name}" for name, metric in held_out_scores(curves).items() if metric not in names
+    scores = held_out_scores(curves)
+    names = {
+        metric: f"held-out score {name}" if len(scores) > 1 else "held-out score" for name, metric in scores.items()
     }
     for metric, what in (names | {REWARD_MEAN: "reward"}).items():
         values = finite(curves.get(metric, ([], [])))[1]

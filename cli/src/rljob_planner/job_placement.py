@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.pools import Pool
-from rljob_api.v1alpha1.spec import ActorRole, RLJobSpec, RolloutRole, TrainRole
+from rljob_api.v1alpha1.spec import ActorRole, RefRole, RLJobSpec, RolloutRole, TrainRole
 from rljob_planner.clusters import AMD_LABELS, SELECTORS, Label
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
@@ -118,11 +118,14 @@ def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> Tr
     shard_size = None if layout.shard_size == layout.num_gpus else layout.shard_size
     writes_one = spec.roles.train_role(role.value).sequence_parallel == 1
     sequence_parallel = layout.sequence_parallel if writes_one or layout.sequence_parallel > 1 else None
-    if role is Role.REF and spec.training.model.lora is not None:
-        # With LoRA, a reference without layout fields is the actor's model; with them it is a separate copy.
-        if reference_is_the_actor(spec):
-            return TrainRole(pool=name, sequence_parallel=1 if writes_one else None)
-        shard_size = layout.shard_size
+    if role is Role.REF:
+        own_model = spec.roles.ref.model
+        if own_model is None and spec.training.model.lora is not None:
+            # With LoRA, a reference without layout fields is the actor's model; with them it is a separate copy.
+            if reference_is_the_actor(spec):
+                return RefRole(pool=name, sequence_parallel=1 if writes_one else None)
+            shard_size = layout.shard_size
+        return RefRole(pool=name, shard_size=shard_size, sequence_parallel=sequence_parallel, model=own_model)
     if role is Role.ACTOR:
         defers = spec.roles.actor.defer_gradient_reduction
         return ActorRole(

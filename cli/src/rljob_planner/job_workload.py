@@ -21,7 +21,7 @@ from rljob_api.v1alpha1.model import (
 )
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.policy_loss import NEEDS_BATCH_STATISTICS
-from rljob_api.v1alpha1.recipes import has_dynamic_sampling, resolve_algorithm, resolved_value
+from rljob_api.v1alpha1.recipes import has_dynamic_sampling, is_distillation, resolve_algorithm, resolved_value
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.rollout_correction import OldLogprobs
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -68,14 +68,16 @@ class ModelSource:
 
 
 def model_sources(spec: RLJobSpec) -> dict[Role, ModelSource]:
-    """The source of the actor's model, and those of critic and reward model if the job has them. The reference is left
-    out: it has the weights with which the actor starts."""
+    """The source of the actor's model, and those of critic, reward model and reference if the job has them. A reference
+    without a model of its own is left out: it has the weights with which the actor starts."""
     training, policy = spec.training, spec.training.model
     sources = {Role.ACTOR: ModelSource(policy.source, policy.revision, "spec.training.model.source")}
     if Role.CRITIC.value not in absent_roles(spec):
         critic = (training.critic or Critic()).model
         critic_source = ModelSource(critic.source or "", critic.revision, "spec.training.critic.model.source")
         sources[Role.CRITIC] = critic_source if critic.source else sources[Role.ACTOR]
+    if (own := spec.roles.ref.model) is not None and Role.REF.value not in absent_roles(spec):
+        sources[Role.REF] = ModelSource(own.source, own.revision, "spec.roles.ref.model.source")
     for index, reward in enumerate(training.rewards):
         if (model := reward.reward_model) is not None:
             field = f"spec.training.rewards[{index}].rewardModel.source"
@@ -91,8 +93,8 @@ def workload_of(
     is_cpu: bool = False,
     lengths: LengthOptions | None = None,
 ) -> Workload:
-    """The work of a step. `shapes`: the shape of each model of `model_sources`, by role. If the critic's is missing,
-    the critic has the actor's shape.
+    """The work of a step. `shapes`: the shape of each model of `model_sources`, by role. If that of critic or
+    reference is missing, it has the actor's shape.
 
     Raises:
         PlanError: the shape of the actor or the reward model is missing, an option is out of its range,
@@ -109,7 +111,7 @@ def workload_of(
         (training.model.lora is not None and training.model.lora.dropout > 0)
         or algorithm.rollout_correction.rejection is not None
         or algorithm.kl.is_in_reward
-        or algorithm.advantage.type is AdvantageType.OPTIMAL_TOKEN_BASELINE
+        or algorithm.advantage.type in (AdvantageType.OPTIMAL_TOKEN_BASELINE, AdvantageType.DISTILLATION)
     )
     assumptions, generation_factor = list(_assumptions(spec, models)), 1.0
     if has_dynamic_sampling(training.algorithm):
@@ -130,7 +132,7 @@ def workload_of(
         always_needs_old_logprobs=always_needs_old_logprobs,
         needs_mini_batch_pass=algorithm.loss.type in NEEDS_BATCH_STATISTICS,
         checkpoint_every_steps=spec.checkpoint.every_steps,
-        evaluation_every_steps=None if training.evaluation is None else training.evaluation.every_steps,
+        evaluations_every_steps=tuple(each.every_steps for each in training.evaluations),
         waits_for_scores=resolved_value(algorithm.drop_zero_variance_groups),
         generation_factor=generation_factor,
         has_greedy_responses=algorithm.advantage.type is AdvantageType.REMAX,
@@ -168,6 +170,8 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
         ),
         Role.REF: replace(
             frozen,
+            shape=shapes.get(Role.REF, policy),
+            has_own_weights=spec.roles.ref.model is not None,
             offload=ModelOffload(parameters=model.offload.reference),
             lora=lora if is_shared else None,
             is_actor_without_adapters=is_shared,
@@ -285,7 +289,7 @@ def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator
     """Sentences on models that are counted because they may be needed, and on the first model that has fewer positions
     than the longest row has tokens."""
     algorithm = resolve_algorithm(spec.training.algorithm)
-    if Role.REF in models and algorithm.kl.coefficient == 0:
+    if Role.REF in models and algorithm.kl.coefficient == 0 and not is_distillation(algorithm):
         yield "A reference is counted, because the job's own function may use its log-probabilities."
     if Role.CRITIC in models and algorithm.advantage.type is AdvantageType.FUNCTION:
         yield "A critic is counted, because the job's own function may use values."
@@ -308,7 +312,7 @@ def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator
             f" about {processes * ENVIRONMENT_PROCESS_BYTES / GIB:.1f} GiB, and what your code needs in each. A larger"
             " environment.rolloutsPerProcess makes them fewer."
         )
-    for role in (Role.ACTOR, Role.CRITIC):
+    for role in (Role.ACTOR, Role.CRITIC, Role.REF):
         positions = models[role].shape.max_positions if role in models else None
         if positions is not None and longest > positions:
             name = models[role].shape.name

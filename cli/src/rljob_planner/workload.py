@@ -89,6 +89,8 @@ class TrainModel:
     """Whether gradients are summed over ranks only after the last micro-batch of an update, not after each one."""
     is_actor_without_adapters: bool = False
     """Whether this is a reference that is the actor's model without its adapters, and takes no memory of its own."""
+    has_own_weights: bool = False
+    """Whether this is a reference with other weights than the policy's, so that it can never be the actor's model."""
 
     @property
     def is_wholly_trained(self) -> bool:
@@ -232,8 +234,8 @@ class Workload:
     needs_mini_batch_pass: bool = False
     """Whether each mini-batch has an additional pass without gradient (Clip-Cov, KL-Cov)."""
     checkpoint_every_steps: int | None = None
-    evaluation_every_steps: int | None = None
-    """0: evaluations run only before the first and after the last step. None: there are no evaluations."""
+    evaluations_every_steps: tuple[int, ...] = ()
+    """Of each evaluation. 0: it runs only before the first and after the last step."""
     waits_for_scores: bool = False
     """Whether the scores decide which responses are trained on, so that the passes start after the scores."""
     trained_fraction: float = 1.0
@@ -285,8 +287,7 @@ class TrainLayout:
     shard_size: int
     sequence_parallel: int = 1
     has_fixed_shard_size: bool = field(default=False, compare=False)
-    """Whether the job file sets the shard size. Then a larger pool holds more copies with the same shard size, instead
-    of one copy on more GPUs."""
+    """Whether the job file sets the shard size. Then a larger pool holds more copies, not one copy on more GPUs."""
     is_written: bool = field(default=False, compare=False)
     """Whether the job file sets the shard size or sequence parallelism, even to the default value."""
 
@@ -302,8 +303,7 @@ class TrainLayout:
 
     @property
     def num_data_ranks(self) -> int:
-        """The number of data ranks: ranks with different rows. GPUs that share rows (sequence parallelism) are one data
-        rank."""
+        """The number of ranks with different rows. GPUs that share rows (sequence parallelism) are one such rank."""
         return self.num_gpus // self.sequence_parallel
 
     def resized(self, num_gpus: int) -> TrainLayout:

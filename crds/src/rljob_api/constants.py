@@ -51,6 +51,11 @@ ENV_CACHE = "RLJOB_CACHE"
 ENV_GRACE_SECONDS = "RLJOB_GRACE_SECONDS"
 """Seconds that the stop hooks of a pod wait for the trainer to save a checkpoint and exit."""
 
+BUCKET_CREDENTIALS: Mapping[str, bool] = MappingProxyType(
+    {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
+)
+"""Keys of the Secret of a bucket, and variables in the pods, with whether the key is optional."""
+
 POOL_RESOURCE_PREFIX = "rljob-pool-"
 """A pool's custom Ray resource is named by this prefix and the pool's name. Each node of the pool has one unit per GPU,
 so that workers of other pools are not placed there."""

@@ -35,10 +35,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.STORAGE_MISSING: Explanation(
-            means="The job has no `spec.checkpoint.storage`, the shared folder that its pods need on a cluster.",
+            means="The job has no `spec.checkpoint.storage`, the shared storage that its pods need on a cluster.",
             advice=(
-                "Delete the job, set spec.checkpoint.storage to a PersistentVolumeClaim with access mode ReadWriteMany,"
-                " and create the job again."
+                "Delete the job, set spec.checkpoint.storage to a PersistentVolumeClaim with access mode ReadWriteMany"
+                " or to a bucket, and create the job again."
             ),
         ),
         Reason.TRAINER_IMAGE_INCOMPATIBLE: Explanation(

@@ -72,8 +72,11 @@ def cluster_violations(
             Violation(
                 rule=STORAGE_RULE,
                 path=("spec", "checkpoint", "storage"),
-                wrong="is required on a Kubernetes cluster, because the pods need a shared folder",
-                advice="set it to a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
+                wrong="is required on a Kubernetes cluster, because the pods need shared storage",
+                advice=(
+                    "set it to a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}, or to a"
+                    " bucket: storage: {s3: {bucket: <name>}}"
+                ),
             )
         )
     if spec.image is None and not has_default_image:

@@ -151,7 +151,7 @@ def union_rules(
             `type` and this block of a value, for example
             `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
     """
-    return tuple(make(on, *block) for block in blocks for make in (_selected_block_rule, _other_block_rule))
+    return tuple(make(on, *block) for block in blocks for make in (_selected_block_rule, other_block_rule))
 
 
 def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> tuple[Rule, ...]:
@@ -187,10 +187,11 @@ def _selected_block_rule(
     )
 
 
-def _other_block_rule(
+def other_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
-    """The rule that a block is not set if `type` does not select it."""
+    """The rule that a block is not set if `type` does not select it. Alone, without `union_rules`, it is for a block
+    that may be unset."""
     wire = wire_name(on, field)
     return rule(
         on,

@@ -69,6 +69,13 @@ class Alarm(WireModel):
         return f"since step {self.since_step}{last}"
 
 
+class BestCheckpoint(WireModel):
+    """A checkpoint and its value of the metric in `spec.checkpoint.keepBest`."""
+
+    step: Count
+    value: FiniteNumber
+
+
 class RunState(WireModel):
     """The newest state of the trainer of one attempt."""
 
@@ -82,10 +89,13 @@ class RunState(WireModel):
     """The newest long activity within or between steps, for people, such as `evaluates`; unset before the first one."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint; unset if there is none."""
+    best: BestCheckpoint | None = None
+    """The complete checkpoint with the best value; unset without `checkpoint.keepBest`, or if there is none yet."""
     resumed_from_step: Count | None = None
     """Step of the checkpoint from which the attempt resumed; unset if the attempt started at step 0."""
     export_uri: LongText | None = None
-    """Location of the exported model; unset until the model is exported."""
+    """Location of the exported model; unset until the model is exported. The best checkpoint's is in `export-best`
+    beside it, if that is not the last one."""
     alarms: Annotated[tuple[Alarm, ...], Field(max_length=16)] | None = None
     """The alarms that are raised, most serious first; unset until the training starts or resumes, and for trainers that
     report no alarms."""

@@ -32,6 +32,10 @@ _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _ABSOLUTE_PATH = r"^/[^\x00]*$"
 _FUNCTION_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 REWARD_NAME = r"^[A-Za-z][A-Za-z0-9_-]*$"
+EVALUATION_METRIC = (
+    r"^eval/[A-Za-z][A-Za-z0-9_-]*"
+    r"/(greedy|excluded_fraction|response_length_mean|(mean|pass|maj)_at_[1-9][0-9]*)$"
+)
 RELEASE = r"^[0-9]+\.[0-9]+\.[0-9]+$"
 _DNS_NAME = rf"^{_SUBDOMAIN}$"
 _LABEL_VALUE = rf"^({_NAME})?$"
@@ -41,6 +45,10 @@ _IMAGE = (
     rf"^(([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?{_IMAGE_PATH}(/{_IMAGE_PATH})*"
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@[a-z0-9]+([.+_-][a-z0-9]+)*:[0-9a-fA-F]{32,})?$"
 )
+_BUCKET_NAME = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+_BUCKET_KEY = r"^[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*$"
+_ENDPOINT = r"^https?://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/?$"
+_REGION = r"^[a-z0-9-]+$"
 _HTTP_URL = r"^https?://[^@\s]+$"
 RUBRIC = r"\{response\}|^(/|\./|\.\./|~|package://)"
 """Rubrics of judges, and paths of files with a rubric."""
@@ -85,6 +93,10 @@ PATTERN_MESSAGES = {
         "must be a name of letters, digits, '-' and '_', such as format",
         "start it with a letter",
     ),
+    EVALUATION_METRIC: (
+        "must be a metric of an evaluation, such as eval/heldout/greedy",
+        "write eval/NAME/ and greedy, mean_at_8, pass_at_1 or maj_at_8",
+    ),
     RELEASE: ("must be a release such as 2.54.0", "use three numbers with dots between them"),
     _DNS_NAME: (
         "must be the name of a Kubernetes object, such as my-data or my.data",
@@ -98,6 +110,20 @@ PATTERN_MESSAGES = {
         "must be the name of a container image, such as registry.example/team/trainer:1.2",
         "use lower case, without spaces and without https://",
     ),
+    _BUCKET_NAME: (
+        "must be the name of a bucket, such as team-checkpoints",
+        "use 3 to 63 lower case letters, digits, '-' and '.', with a letter or digit at both ends, and without s3://",
+    ),
+    _BUCKET_KEY: (
+        "must be a folder in the bucket, such as team/run-1",
+        "use letters, digits, '-', '_', '=' and '.', with '/' between names and not at the ends; no name may start"
+        " with '.'",
+    ),
+    _ENDPOINT: (
+        "must be the URL of a store, such as https://minio.example:9000",
+        "use http:// or https://, a host and if necessary a port; without user, password and path",
+    ),
+    _REGION: ("must be a region, such as eu-central-1", "use lower case letters, digits and '-'"),
     _HTTP_URL: (
         "must be an http or https URL without a user, such as https://api.openai.com/v1",
         "start it with http:// or https://",
@@ -160,6 +186,11 @@ ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
 HttpUrl = Annotated[StrictStr, Field(max_length=4096, pattern=_HTTP_URL)]
 UrlWithoutUser = Annotated[StrictStr, Field(max_length=4096, pattern=URL_WITHOUT_USER)]
+BucketName = Annotated[StrictStr, Field(max_length=63, pattern=_BUCKET_NAME)]
+BucketKey = Annotated[StrictStr, Field(max_length=512, pattern=_BUCKET_KEY)]
+"""A folder in a bucket. Other characters would have to be encoded in requests."""
+EndpointUrl = Annotated[StrictStr, Field(max_length=300, pattern=_ENDPOINT)]
+RegionName = Annotated[StrictStr, Field(max_length=63, pattern=_REGION)]
 DnsLabel = Annotated[StrictStr, Field(max_length=63, pattern=_DNS_LABEL)]
 DnsName = Annotated[StrictStr, Field(max_length=253, pattern=_DNS_NAME)]
 LabelKey = Annotated[StrictStr, Field(max_length=253, pattern=QUALIFIED_NAME)]

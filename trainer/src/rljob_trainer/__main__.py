@@ -16,8 +16,10 @@ from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.rules import violations
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
-from rljob_trainer.checkpoints.errors import FencedError
+from rljob_trainer.checkpoints.bucket_run_folder import BucketRunFolder
+from rljob_trainer.checkpoints.errors import FencedError, StorageUnavailableError
 from rljob_trainer.checkpoints.fencing import newest_of_job
+from rljob_trainer.checkpoints.storage import checkpoint_location
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.early_checks import refuse_missing
@@ -38,13 +40,15 @@ def main() -> int:
     stop = StopRequest()
     stop.install()
     trackers = Trackers()
-    code = run_to_end(stop, trackers)
+    bucket_copy = BucketRunFolder()
+    code = run_to_end(stop, trackers, bucket_copy)
+    bucket_copy.end()
     # Last, because a tracker may be slow: the run state and the checkpoint are complete by now.
     trackers.end(code, lambda: stop.is_requested)
     return code
 
 
-def run_to_end(stop: StopRequest, trackers: Trackers) -> int:
+def run_to_end(stop: StopRequest, trackers: Trackers, bucket_copy: BucketRunFolder) -> int:
     """Runs the job and reports its end. Returns the exit code; raises nothing."""
     reporter: RunReporter | None = None
     settings: Settings | None = None
@@ -56,6 +60,7 @@ def run_to_end(stop: StopRequest, trackers: Trackers) -> int:
         # The run state is written before two things that take long: the storage of checkpoints may hang, and loading
         # torch takes seconds.
         reporter = reporter_of(job, settings)
+        bucket_copy.prepare(job, settings)
         report_resume(reporter, job, settings)
         # All pods of a job on a cluster have the same image.
         runs_workers_here = settings.is_ray_job or not settings.ray_address
@@ -68,7 +73,7 @@ def run_to_end(stop: StopRequest, trackers: Trackers) -> int:
             refuse_hiding_modules(error)
             raise
 
-        return run_job(job, settings, reporter, stop, trackers)
+        return run_job(job, settings, reporter, stop, trackers, bucket_copy)
     except KeyboardInterrupt:
         return report_immediate_stop(reporter, stop)
     except (TrainerError, ContractError) as error:
@@ -138,7 +143,8 @@ def report_resume(reporter: RunReporter, job: TrainerJob, settings: Settings) ->
         return
     try:
         reporter.doing("looks for a checkpoint")
-        resumed = newest_of_job(settings.checkpoint_folder, settings.start_number, job.name)
+        root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
+        resumed = newest_of_job(root, settings.start_number, job.name)
         if resumed is not None:
             reporter.report_resume(resumed)
     except OSError as problem:
@@ -186,7 +192,7 @@ def exit_code_of(error: TrainerError | ContractError) -> ExitCode:
     """Returns the exit code by which the operator classifies the failure."""
     if isinstance(error, ConfigurationError | ContractError):
         return ExitCode.CONFIGURATION
-    if isinstance(error, ResourceError | WorkerDiedError | FencedError):
+    if isinstance(error, ResourceError | WorkerDiedError | FencedError | StorageUnavailableError):
         return ExitCode.INFRASTRUCTURE
     return ExitCode.APPLICATION
 

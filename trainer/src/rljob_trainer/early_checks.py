@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rljob_api.rule import LOCAL_SOURCE
 from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.environment_rules import best_metrics
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import ProfilerType
 from rljob_trainer.datasets.rows import local_dataset
@@ -28,6 +29,7 @@ def refuse_missing(
 
     `environment`: the variables of this process. `runs_workers_here`: whether workers have the programs that are
     installed here."""
+    refuse_unknown_metric(spec)
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):
@@ -40,6 +42,17 @@ def refuse_missing(
     if profile is not None and profile.type is ProfilerType.NSYS and runs_workers_here and not shutil.which(NSYS):
         raise missing_nsys("this machine")
     refuse_unusable_trackers(spec.training.trackers, environment)
+
+
+def refuse_unknown_metric(spec: RLJobSpec) -> None:
+    """Raises ConfigurationError if no evaluation has the metric of `keepBest`. The API checks only its evaluation."""
+    best, known = spec.checkpoint.keep_best, best_metrics(spec.training)
+    if best is not None and best.metric not in known:
+        near = [name for name in known if name.startswith(best.metric.rpartition("/")[0] + "/")]
+        raise ConfigurationError(
+            f"spec.checkpoint.keepBest.metric: the evaluation does not report it (seen: {best.metric}; it reports "
+            f"{', '.join(near)}); correct the name, or change greedy or numSamples of the evaluation"
+        )
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
@@ -75,16 +88,18 @@ def _refuse_unusable_services(spec: RLJobSpec, job_folder: Path, environment: Ma
 
 
 def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:
-    evaluation = spec.training.evaluation
     if spec.training.dataset is not None:
         yield "spec.training.dataset", spec.training.dataset
-    if evaluation is not None and evaluation.dataset is not None:
-        yield "spec.training.evaluation.dataset", evaluation.dataset
+    for index, each in enumerate(spec.training.evaluations):
+        if each.dataset is not None:
+            yield f"spec.training.evaluations[{index}].dataset", each.dataset
 
 
 def _models(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
     """Field and source of each model."""
     yield "spec.training.model.source", spec.training.model.source
+    if spec.roles.ref.model is not None:
+        yield "spec.roles.ref.model.source", spec.roles.ref.model.source
     critic = spec.training.critic
     if critic is not None and critic.model.source is not None:
         yield "spec.training.critic.model.source", critic.model.source

@@ -1,7 +1,7 @@
-"""Copies files from a pod into a local folder, and continues after a broken connection.
+"""Copies files from a pod or a bucket into a local folder, and continues after a broken connection.
 
 Bytes go into a file in `.partial/` first. A file gets its name and its time only when its SHA-256 is that of the file
-in the pod. To continue, this side sends the number of bytes that it has and their SHA-256; if the file in the pod
+in the source. To continue, this side sends the number of bytes that it has and their SHA-256; if the file in the pod
 begins differently, the copy starts again from its first byte. So versions of a file are never mixed.
 """
 
@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 
 from rljob.errors import ResultsError
 from rljob.plain_text import bytes_text, one_line
-from rljob.results.connection import BrokenConnectionError, Connection
-from rljob.results.pod_client import Begin, End, Failed, Listing, PodClient, RemoteFile, Wanted
+from rljob.results.connection import BrokenConnectionError
+from rljob.results.file_source import Begin, End, Failed, FileSource, Listing, RemoteFile, Wanted
 from rljob.results.selection import (
     PARTIAL_FOLDER,
     Selection,
@@ -200,20 +200,20 @@ class Download:
 
     def __init__(
         self,
-        connect: Callable[[], Connection],
+        open_source: Callable[[], FileSource],
         selection: Selection,
         folder: Path,
         progress: DownloadProgress,
         sleep: Callable[[float], None],
     ) -> None:
-        self._connect = connect
+        self._open_source = open_source
         self._selection = selection
         self._folder = folder
         self._partial_folder = folder / PARTIAL_FOLDER
         self._progress = progress
         self._counted = _Counted(progress)
         self._sleep = sleep
-        self._client: PodClient | None = None
+        self._source: FileSource | None = None
         self._changes: dict[Path, int] = {}
         self._incomplete: set[str | None] = set()
         self._gone: list[str] = []
@@ -254,9 +254,9 @@ class Download:
 
     def close(self) -> None:
         """Closes the connection."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        if self._source is not None:
+            self._source.close()
+            self._source = None
 
     def _with_retries(self, action: Callable[[], ResultT]) -> ResultT:
         failures = 0
@@ -269,17 +269,17 @@ class Download:
                 failures = 1 if self._counted.has_advanced else failures + 1
                 if failures > MAX_FAILURES:
                     raise ResultsError(
-                        f"the connection to the pod broke {failures} times in a row ({one_line(error)}); run the"
+                        f"the connection broke {failures} times in a row ({one_line(error)}); run the"
                         " command again: it continues where it stopped",
                         ExitCode.INFRASTRUCTURE,
                     ) from error
                 self._progress.note(f"the connection broke ({one_line(error)}); connecting again")
                 self._sleep(min(2.0 ** (failures - 1), 15.0))
 
-    def _open(self) -> PodClient:
-        if self._client is None:
-            self._client = PodClient(self._connect())
-        return self._client
+    def _open(self) -> FileSource:
+        if self._source is None:
+            self._source = self._open_source()
+        return self._source
 
     def _list(self, result: Downloaded) -> dict[Path, RemoteFile]:
         """The selected files that are not there yet, by their local path."""

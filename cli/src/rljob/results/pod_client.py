@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from rljob.results.connection import BrokenConnectionError, Connection
+from rljob.results.file_source import Begin, End, Failed, Listing, RemoteFile, Wanted
 
 _MAX_LINE_BYTES = 1 << 20
 _MAX_FILES = 1_000_000
@@ -17,64 +17,6 @@ _MAX_LISTING_CHARACTERS = 1 << 26
 _MAX_NUMBER = 2**63 - 1
 """Of bytes and of nanoseconds, here and in file systems."""
 Line = Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of the job as it was listed."""
-
-    path: str
-    """Relative to the job's folder in the claim, such as `run/metrics.jsonl`."""
-    size: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The files below some folders."""
-
-    files: Sequence[RemoteFile]
-    ignored: Sequence[str] = ()
-    """Some of the paths that are no regular files, such as links."""
-    num_ignored: int = 0
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Paths of folders and files that the pod cannot read, with the reason."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A file to read from its byte `start`, and what the caller already has of it."""
-
-    path: str
-    offset: int
-    """The caller has the bytes from `start` to here."""
-    digest: str
-    """SHA-256 of these bytes, in hexadecimal."""
-    start: int = 0
-
-
-@dataclass(frozen=True)
-class Begin:
-    """The start of a file; its bytes from `offset` follow. `offset` is `start` if the caller's bytes differ."""
-
-    size: int
-    offset: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True)
-class End:
-    """All bytes were sent. `digest`: SHA-256 of the file from `start`, in hexadecimal."""
-
-    digest: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The file cannot be read. `kind`: `changed` (while it was read), `gone` (deleted meanwhile), or `error`."""
-
-    reason: str
-    kind: str
 
 
 class PodClient:

@@ -14,12 +14,16 @@ from rljob.cluster import Cluster
 from rljob.errors import ResultsError, RLJobError
 from rljob.job_attempts import storage_uri
 from rljob.polling import Clock
+from rljob.results.bucket_source import BucketSource
 from rljob.results.download import Download, Downloaded, DownloadProgress
+from rljob.results.file_source import FileSource
 from rljob.results.pod import ResultsPod
+from rljob.results.pod_client import PodClient
 from rljob.results.run_state_of_status import run_state_of_status
 from rljob.results.selection import MARKER_FILE, Selection
 from rljob.stored_job import StoredJob
 from rljob_api.constants import RUN_STATE_FILE_NAME
+from rljob_bucket.paths import job_folder
 
 LOCK_SECONDS = 1.0
 """Between two attempts to lock a folder that another process has locked."""
@@ -68,8 +72,8 @@ def results_copy(
     """
     with _errors_of(folder):
         _check_folder(folder, job)
-    with ResultsPod(cluster, job, progress.note, image, clock) as pod:
-        download = Download(pod.connect, selection, folder, progress, clock.sleep)
+    with _source(cluster, job, progress.note, image, clock) as (open_source, release_source):
+        download = Download(open_source, selection, folder, progress, clock.sleep)
 
         def run() -> Downloaded:
             with _claimed(folder, job, progress.note, clock):
@@ -80,12 +84,25 @@ def results_copy(
 
         def release() -> None:
             download.close()
-            pod.delete()
+            release_source()
 
         try:
             yield ResultsCopy(run, release)
         finally:
             download.close()
+
+
+@contextmanager
+def _source(
+    cluster: Cluster, job: StoredJob, note: Callable[[str], None], image: str | None, clock: Clock
+) -> Iterator[tuple[Callable[[], FileSource], Callable[[], None]]]:
+    """A function that opens the source of the job's files, and a function that releases it until the next use."""
+    if job.storage is not None and job.storage.s3 is not None:
+        folder = job_folder(job.storage.s3, job.name)
+        yield (lambda: BucketSource(folder)), (lambda: None)
+        return
+    with ResultsPod(cluster, job, note, image, clock) as pod:
+        yield (lambda: PodClient(pod.connect())), (lambda: pod.delete())
 
 
 def write_run_state(job: StoredJob, folder: Path) -> None:

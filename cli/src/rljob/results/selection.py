@@ -47,7 +47,7 @@ class Part(StrEnum):
 
 
 _NAMES: Mapping[Part, Collection[str]] = {
-    Part.MODEL: ("export",),
+    Part.MODEL: ("export", "export-best"),
     Part.METRICS: ("metrics.jsonl", "tensorboard", "plots"),
     Part.SAMPLES: ("samples.jsonl", "tokens"),
     Part.PROFILES: ("profiles",),

@@ -49,6 +49,7 @@ def placement_of(cluster: Cluster, job: StoredJob) -> Placement:
     if storage is None:
         raise ResultsError(f"{job.where}: has no checkpoint.storage, so it has no results on the cluster")
     claim = storage.persistent_volume_claim
+    assert claim is not None, "results in a bucket are read without a pod"
     modes = _access_modes(cluster, job, claim)
     using = _running_pods_with(cluster, job.metadata.namespace, claim)
     nodes = sorted({str(node) for spec in using if (node := spec.get("nodeName"))})

@@ -52,9 +52,9 @@ class LocalPlan:
     """Fields of the file that are ignored or changed, one line each."""
 
 
-def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> LocalPlan:
+def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None, *, uses_bucket: bool = False) -> LocalPlan:
     """The job adapted to this machine. `num_workers`: workers per pool; None for the size of the pool, at most the
-    number of devices.
+    number of devices. `uses_bucket`: whether checkpoints are stored in the job's bucket.
 
     Raises:
         LocalPlanError: there are too few GPUs or too many workers, or the batches cannot be divided evenly among the
@@ -69,19 +69,36 @@ def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> L
         pools.append(pool.model_copy(update={"nodes": 1, "gpus_per_node": here}))
         rows.append(PoolPlan(pool.name, roles_of.get(pool.name, ()), in_file, here))
     _check_number_of_workers(rows, devices)
-    spec = job.spec.model_copy(update={"pools": tuple(pools)})
+    spec = _with_storage(job.spec, uses_bucket).model_copy(update={"pools": tuple(pools)})
     spec, layout_notes = _with_fitting_layouts(spec, {row.pool: row.num_workers for row in rows})
     _check_rules(spec, rows, layout_notes)
     notes = (*layout_notes, *_notes_on_profiles(spec))
-    return LocalPlan(spec, devices, tuple(rows), (*notes, *_notes_on_ignored_fields(job.spec)))
+    return LocalPlan(spec, devices, tuple(rows), (*notes, *_notes_on_ignored_fields(job.spec, uses_bucket=uses_bucket)))
 
 
-def plan_for_ray_cluster(job: RLJob) -> LocalPlan:
-    """The job on a Ray cluster, with its pools unchanged."""
+def plan_for_ray_cluster(job: RLJob, *, uses_bucket: bool = False) -> LocalPlan:
+    """The job on a Ray cluster, with its pools unchanged. `uses_bucket`: as for `plan_for_machine`."""
     roles_of = _roles_by_pool(job.spec)
     sizes = [(pool.name, pool.nodes * pool.gpus_per_node) for pool in job.spec.pools]
     rows = tuple(PoolPlan(name, roles_of.get(name, ()), size, size) for name, size in sizes)
-    return LocalPlan(job.spec, None, rows, tuple(_notes_on_ignored_fields(job.spec)))
+    notes = tuple(_notes_on_ignored_fields(job.spec, uses_bucket=uses_bucket))
+    return LocalPlan(_with_storage(job.spec, uses_bucket), None, rows, notes)
+
+
+def _with_storage(spec: RLJobSpec, uses_bucket: bool) -> RLJobSpec:
+    """The job without `checkpoint.storage`, unless the bucket is used. The trainer then uses the run's folder.
+
+    Raises:
+        LocalPlanError: the bucket is to be used, but the job has none.
+    """
+    storage = spec.checkpoint.storage
+    if uses_bucket:
+        if storage is None or storage.s3 is None:
+            raise LocalPlanError("--bucket: the job has no checkpoint.storage.s3; add it, or remove --bucket")
+        return spec
+    if storage is None or storage.s3 is None:
+        return spec
+    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"storage": None})})
 
 
 def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tuple[RLJobSpec, tuple[str, ...]]:
@@ -168,7 +185,7 @@ def _notes_on_profiles(spec: RLJobSpec) -> Iterator[str]:
         yield f"training.profile.ranks: {', '.join(missing)} ignored, the actor's pool has {num_workers} workers here"
 
 
-def _notes_on_ignored_fields(spec: RLJobSpec) -> Iterator[str]:
+def _notes_on_ignored_fields(spec: RLJobSpec, *, uses_bucket: bool) -> Iterator[str]:
     """A note for each field of the job that is used only on Kubernetes."""
     if spec.image is not None:
         yield f"image {spec.image}: ignored, the trainer of this Python environment is used"
@@ -184,10 +201,10 @@ def _notes_on_ignored_fields(spec: RLJobSpec) -> Iterator[str]:
     for variable in spec.env:
         if variable.value_from is not None:
             yield f"env {variable.name}: its valueFrom is ignored; export {variable.name} yourself if the job needs it"
-    yield from _notes_on_sources_and_storage(spec)
+    yield from _notes_on_sources_and_storage(spec, uses_bucket)
 
 
-def _notes_on_sources_and_storage(spec: RLJobSpec) -> Iterator[str]:
+def _notes_on_sources_and_storage(spec: RLJobSpec, uses_bucket: bool) -> Iterator[str]:
     for source in spec.env_from:
         reference = source.secret_ref or source.config_map_ref
         name = reference.name if reference is not None else "?"
@@ -200,8 +217,13 @@ def _notes_on_sources_and_storage(spec: RLJobSpec) -> Iterator[str]:
         yield f"volumes {volume.name}: ignored, {volume.mount_path} of this machine is used"
     if spec.code is not None:
         yield "code: ignored, Python code is imported from the job file's folder and from --code"
-    if spec.checkpoint.storage is not None:
-        claim = spec.checkpoint.storage.persistent_volume_claim
+    if (storage := spec.checkpoint.storage) is not None and storage.s3 is not None and not uses_bucket:
+        yield (
+            f"checkpoint.storage s3://{storage.s3.bucket}: not used, checkpoints are saved in the run's folder; with"
+            " --bucket they are saved in the bucket"
+        )
+    elif storage is not None and storage.s3 is None:
+        claim = storage.persistent_volume_claim
         yield f"checkpoint.storage {claim}: ignored, checkpoints are saved in the run's folder"
     # The trainer itself applies provisioningDeadlineSeconds, while it waits for its devices.
     unused = spec.run_policy.model_fields_set - {"provisioning_deadline_seconds"}

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from rljob_api.constants import (
     ENV_RUN_STATE_FILE,
     ENV_SHIPPED_CODE,
     ENV_SPEC,
+    ENV_START_NUMBER,
     ExitCode,
 )
 from rljob_api.contract_documents import TrainerJob, dump_job
@@ -36,6 +38,7 @@ from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.pod_environment import OWNED_ENV_PREFIXES, EnvSource
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_bucket.paths import job_folder
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ray_cluster
@@ -87,6 +90,8 @@ def run(options: RunOptions, console: Console) -> int:
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
     with folder.locked() as lock:
         folder.check_resume(options.command(resume=not options.resume), resume=options.resume)
+        if not options.uses_bucket and (bucket := folder.bucket()) is not None:
+            raise CliError(f"{folder.path}: the checkpoints of this run are in {bucket}; add --bucket")
         attempt = folder.num_attempts() + 1
         environment = trainer_environment(options, job, plan, folder, attempt)
         show_plan(plan, folder, console)
@@ -99,7 +104,9 @@ def run(options: RunOptions, console: Console) -> int:
 
         def record_start() -> None:
             folder.write_job(job.model_copy(update={"spec": plan.spec}))
-            folder.record(attempt, started=time_text(datetime.now(UTC)))
+            s3 = None if plan.spec.checkpoint.storage is None else plan.spec.checkpoint.storage.s3
+            facts = {} if s3 is None else {"bucket": str(job_folder(s3, job.metadata.name))}
+            folder.record(attempt, started=time_text(datetime.now(UTC)), **facts)
 
         code = process.run(keep_open=(lock,), on_start=record_start)
         state = folder.run_state_of(attempt)
@@ -141,12 +148,14 @@ def _check_module_names(folder: Path) -> None:
 
 def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
     if options.ray_address is None:
-        return plan_for_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+        return plan_for_machine(
+            job, find_devices(visible_cuda_devices()), options.num_workers, uses_bucket=options.uses_bucket
+        )
     if not options.ray_address.strip():
         raise CliError("--ray: the address is empty; use HOST:PORT or auto, or remove --ray to run on this machine")
     if options.num_workers is not None:
         raise CliError("--workers: a Ray cluster uses the pools of the file; remove --workers or --ray")
-    return plan_for_ray_cluster(job)
+    return plan_for_ray_cluster(job, uses_bucket=options.uses_bucket)
 
 
 def trainer_module_command(module: str) -> tuple[str, ...]:
@@ -190,6 +199,9 @@ def trainer_environment(
         ENV_ATTEMPT: str(attempt),
         "PYTHONPATH": os.pathsep.join([*code, *([inherited_path] if inherited_path else [])]),
     }
+    if options.uses_bucket:
+        # As the operator's: larger than the numbers of all earlier starts on the bucket, also those of other machines.
+        environment[ENV_START_NUMBER] = str(int(time.time()))
     if plan.devices is not None:
         environment[ENV_DEVICE] = plan.devices.type.value
     if options.ray_address is not None:
@@ -339,6 +351,8 @@ def _print_end(
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:
             reached += f", newest checkpoint at step {state.checkpoint.step}"
+        if state.best is not None:
+            reached += f", best checkpoint at step {state.best.step} ({state.best.value:.3f})"
         _say(f"{reached}; see {folder.path}", console)
         for alarm in state.alarms or ():
             _say(f"alarm {alarm.reason} since step {alarm.since_step}: {alarm.message}", console)

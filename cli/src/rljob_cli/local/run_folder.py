@@ -76,6 +76,13 @@ class RunFolder:
         """The number of attempts that were started so far, by attempts.jsonl. Raises RunFolderError."""
         return max((attempt for attempt, _ in self._records()), default=0)
 
+    def bucket(self) -> str | None:
+        """The job's folder in its bucket, if the newest attempt has stored its checkpoints there. Raises
+        RunFolderError."""
+        starts = [facts for _, facts in self._records() if "started" in facts]
+        found = starts[-1].get("bucket") if starts else None
+        return found if isinstance(found, str) else None
+
     def has_results(self) -> bool:
         """Whether an attempt has completed a step or begun to save a checkpoint. Otherwise there is nothing to resume,
         and nothing that a new run could overwrite."""

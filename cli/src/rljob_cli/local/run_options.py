@@ -26,6 +26,8 @@ class RunOptions:
     ray_address: str | None = None
     """Address of an existing Ray cluster; `auto` for one on this machine. None to run without a cluster."""
     changes: Sequence[Change] = ()
+    uses_bucket: bool = False
+    """Whether checkpoints and results are stored in the bucket of the job's `checkpoint.storage`."""
 
     def command(self, *, resume: bool) -> str:
         """The command that runs the job again in the same folder, with the same options. `resume`: whether that command
@@ -38,4 +40,5 @@ class RunOptions:
         }
         given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
         given += [part for change in self.changes for part in change.arguments()]
-        return shlex.join(["rljob", "run", str(self.file), *(["--resume"] if resume else []), *given])
+        flags = [*(["--resume"] if resume else []), *(["--bucket"] if self.uses_bucket else [])]
+        return shlex.join(["rljob", "run", str(self.file), *flags, *given])

@@ -1,5 +1,16 @@
 // A histogram of scores; the groups with a score in the chosen bar; the responses of the chosen group side by side.
-const KINDS = { __proto__: null, train: "training", eval_greedy: "evaluation, greedy", eval_sampled: "evaluation, sampled" };
+const KINDS = { __proto__: null, train: "training", eval_greedy: "greedy", eval_sampled: "sampled" };
+const NEWLINE = "\n";
+
+// Training, or the kind of responses of one evaluation.
+function originOf(sample) {
+  return sample.evaluation ? sample.kind + NEWLINE + sample.evaluation : sample.kind;
+}
+
+function originName(origin) {
+  const [kind, evaluation] = origin.split(NEWLINE);
+  return (evaluation ? visible(evaluation) + ", " : "") + (KINDS[kind] || visible(kind));
+}
 const MAX_BARS = 12;
 const MAX_GROUPS = 400;
 
@@ -29,7 +40,7 @@ function barsOf(samples) {
 function groupsOf(samples) {
   const groups = new Map();
   for (const sample of samples) {
-    const key = sample.step + "\n" + sample.kind + "\n" + sample.group;
+    const key = sample.step + NEWLINE + originOf(sample) + NEWLINE + sample.group;
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(sample);
   }
@@ -44,18 +55,17 @@ function showSamples() {
   }
   const steps = new Map();
   for (const sample of DATA.samples) {
-    if (!steps.has(sample.kind)) steps.set(sample.kind, new Set());
-    steps.get(sample.kind).add(sample.step);
+    if (!steps.has(originOf(sample))) steps.set(originOf(sample), new Set());
+    steps.get(originOf(sample)).add(sample.step);
   }
-  const rank = (kind) => (kind in KINDS ? Object.keys(KINDS).indexOf(kind) : Infinity);
-  const kinds = [...steps.keys()].sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b)));
+  const kinds = [...steps.keys()].sort((a, b) => (a === "train" ? -1 : b === "train" ? 1 : 0));
   const controls = element("div", { class: "controls" });
   const body = element("div");
   place.append(controls, body);
   let kind = kinds.includes(chosen.kind) ? chosen.kind : kinds.includes("train") ? "train" : kinds[0];
   const show = (step) => {
     remember({ kind, step });
-    const of = DATA.samples.filter((sample) => sample.kind === kind && String(sample.step) === String(step));
+    const of = DATA.samples.filter((sample) => originOf(sample) === kind && String(sample.step) === String(step));
     body.replaceChildren();
     showHistogram(body, of);
   };
@@ -63,7 +73,7 @@ function showSamples() {
     const found = [...steps.get(kind)].sort((a, b) => b - a);
     const step = found.map(String).includes(chosen.step) ? chosen.step : String(found[0]);
     controls.replaceChildren(
-      choice("Responses of", kinds.map((each) => [each, KINDS[each] || visible(each)]), kind, (value) => { kind = value; showControls(); }),
+      choice("Responses of", kinds.map((each) => [each, originName(each)]), kind, (value) => { kind = value; showControls(); }),
       dropDown("Step", found.map((each) => [each, String(each)]), step, show),
     );
     show(step);

@@ -117,7 +117,7 @@ function showTokens(place, conversation, step, mode) {
     spans[current].scrollIntoView({ block: "nearest" });
   });
   const known = conversation.omittedTokens ? [element("p", { class: "hint" }, `${conversation.omittedTokens} more tokens are not recorded.`)] : [];
-  const others = DATA.samples.filter((sample) => sample.group === conversation.group && sample.kind === conversation.kind && sample.step === step);
+  const others = DATA.samples.filter((sample) => sample.group === conversation.group && sample.kind === conversation.kind && sample.evaluation === conversation.evaluation && sample.step === step);
   const group = others.length > 1 ? [element("p", { class: "hint" }, `Scores of its group: ${others.map((sample) => number(sample.score, 3)).join("  ")}`)] : [];
   place.replaceChildren(
     element("p", {}, `${conversation.score === null ? "No score" : "Score " + number(conversation.score)}, ${visible(conversation.outcome).toLowerCase().replace(/_/g, " ")}, ${tokens.text.length} tokens`),

@@ -199,9 +199,9 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
     field, section = f"{path}.maxNumSequences", "sequences at once"
     yield _Setting(field, now, lambda value: job(replace(rollout, max_sequences=value)), (fewer,), more, section)
     # Checkpoints and evaluations need a weight sync in the same step (crds: algorithm_rules.py).
-    intervals = [
-        each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None
-    ]
+    intervals = [*workload.evaluations_every_steps]
+    if workload.checkpoint_every_steps is not None:
+        intervals.append(workload.checkpoint_every_steps)
     now = rollout.sync_every_steps
     rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in intervals)]
     field, section = f"{path}.syncEverySteps", "weight sync"
@@ -346,7 +346,7 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
     lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=syncs_alone)
     models = {**workload.models, Role.ACTOR: replace(actor, lora=lora)}
     reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)
-    if reference is not None and beside is not None and beside.is_default:
+    if reference is not None and not reference.has_own_weights and beside is not None and beside.is_default:
         if reference.offload.parameters:
             # The contract rejects this job. The reference would be the actor's model, which cannot be offloaded alone.
             return

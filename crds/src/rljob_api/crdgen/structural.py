@@ -2,8 +2,9 @@
 
 References are expanded, `X | None` becomes X, number bounds get their OpenAPI 3.0 form, maps with values of any JSON
 type keep all fields, and each occurrence of a type gets the rules of the type. The size of a CRD is limited. So the CRD
-has only the first paragraph of each description, no descriptions within the types of `_WITHOUT_INNER_DESCRIPTIONS`, and
-none within the fields of `_DESCRIBED_AT`. The reference page has all descriptions."""
+has only the first paragraph of each description, no descriptions within the types of `_WITHOUT_INNER_DESCRIPTIONS`
+and within the fields of `_DESCRIBED_AT`, and nothing within the fields of `_UNCHECKED`. The reference page has all
+descriptions."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ _DESCRIBED_AT = {
     ("Head", "resources"): "spec.pools.resources",
     ("Head", "template"): "spec.pools.template",
     ("Roles", "ref"): "spec.roles.actor",
+    ("RefRole", "model"): "spec.training.model",
     ("Roles", "critic"): "spec.roles.actor",
     ("Roles", "rewardModel"): "spec.roles.actor",
     ("EnvSource", "configMapKeyRef"): "spec.env.valueFrom.secretKeyRef",
@@ -42,6 +44,10 @@ _DESCRIBED_AT = {
 }
 """Fields, by type and name, without descriptions within them, and the path of a field whose type has the same fields.
 Paths as in `kubectl explain rljob.spec.pools`."""
+_UNCHECKED = (("Head", "template", "affinity"),)
+"""Fields whose content the CRD does not describe, each a type and a path within it. An affinity takes 15 KB, and few
+jobs have one on the head. The API server stores what is written there; `rljob` and the operator check it."""
+_REFERENCE_TEXT = " The fields are described at "
 
 
 class UnknownSchemaError(TypeError):
@@ -118,7 +124,10 @@ class _Converter:
             if owner == name:
                 described = mapping(mapping(result["properties"])[field])
                 described["properties"] = _without_descriptions(described["properties"])
-                described["description"] = f"{described['description']} The fields are described at {other}."
+                described["description"] = f"{described['description']}{_REFERENCE_TEXT}{other}."
+        for owner, *path in _UNCHECKED:
+            if owner == name:
+                _leave_unchecked(result, path)
         rules = _rules_of(name)
         if rules:
             result["x-kubernetes-validations"] = rules
@@ -214,10 +223,23 @@ class _Converter:
         return result
 
 
+def _leave_unchecked(schema: Schema, path: list[str]) -> None:
+    """Replaces the fields of the object at a path of the schema by any fields, at most as many as it has."""
+    for name in path:
+        schema = mapping(mapping(schema["properties"])[name])
+    schema["maxProperties"] = len(mapping(schema.pop("properties")))
+    schema["x-kubernetes-preserve-unknown-fields"] = True
+
+
 def _without_descriptions(schema: object) -> object:
-    """The schema, or part of a schema, without any descriptions. No field is named `description`."""
+    """The schema, or part of a schema, without descriptions, except those that refer to another field. No field is
+    named `description`."""
     if isinstance(schema, dict):
-        return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
+        return {
+            key: _without_descriptions(value)
+            for key, value in schema.items()
+            if key != "description" or _REFERENCE_TEXT in str(value)
+        }
     return [_without_descriptions(value) for value in schema] if isinstance(schema, list) else schema
 
 

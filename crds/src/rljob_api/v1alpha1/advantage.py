@@ -17,7 +17,8 @@ class AdvantageType(StrEnum):
 
     GroupRelative, GroupRelativePassAtK, GDPO, LeaveOneOut, ReinforcePlusPlusBaseline, OPO, GPG and OptimalTokenBaseline
     compare responses to the same prompt. ReinforcePlusPlus compares all tokens of a batch. ReMax compares a response
-    with the greedy response to its prompt. GAE compares the rewards with the critic's values."""
+    with the greedy response to its prompt. GAE compares the rewards with the critic's values. Distillation compares the
+    log-probability of each token with that of a teacher (roles.ref.model), without rewards."""
 
     GROUP_RELATIVE = "GroupRelative"
     GROUP_RELATIVE_PASS_AT_K = "GroupRelativePassAtK"
@@ -30,6 +31,7 @@ class AdvantageType(StrEnum):
     GPG = "GPG"
     GAE = "GAE"
     OPTIMAL_TOKEN_BASELINE = "OptimalTokenBaseline"
+    DISTILLATION = "Distillation"
     FUNCTION = "Function"
 
 

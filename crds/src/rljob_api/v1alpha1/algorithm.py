@@ -43,6 +43,9 @@ class AlgorithmType(StrEnum):
     """Zheng et al. 2025, arXiv 2507.18071."""
     CISPO = "CISPO"
     """MiniMax 2025, arXiv 2506.13585."""
+    DISTILLATION = "Distillation"
+    """On-policy distillation from the teacher in roles.ref.model, without rewards (Agarwal et al. 2023, arXiv
+    2306.13649)."""
 
 
 class LossAggregation(StrEnum):

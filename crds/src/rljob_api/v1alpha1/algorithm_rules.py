@@ -292,16 +292,6 @@ ALGORITHM_RULES = (
         holds=_filtration_has_several_responses,
     ),
     rule(
-        Training,
-        "Training.syncEverySteps",
-        field=".evaluation.everySteps",
-        cel="!has(self.evaluation) || self.evaluation.everySteps % self.rollout.syncEverySteps == 0",
-        wrong="must be a multiple of rollout.syncEverySteps, because an evaluation transfers the newest weights to the"
-        " rollout engine",
-        advice="change evaluation.everySteps or rollout.syncEverySteps",
-        holds=lambda t: t.evaluation is None or t.evaluation.every_steps % t.rollout.sync_every_steps == 0,
-    ),
-    rule(
         RLJobSpec,
         "RLJobSpec.syncEverySteps",
         field=".checkpoint.everySteps",

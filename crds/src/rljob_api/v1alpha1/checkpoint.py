@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.rule import sub_path_rule
-from rljob_api.scalars import DnsName, Flag, LongText, PositiveCount
+from rljob_api.rule import exactly_one_rule, rule, sub_path_rule
+from rljob_api.scalars import (
+    EVALUATION_METRIC,
+    BucketKey,
+    BucketName,
+    DnsName,
+    EndpointUrl,
+    Flag,
+    LongText,
+    PositiveCount,
+    RegionName,
+)
 
 
 class Resume(StrEnum):
@@ -36,13 +49,50 @@ class ExportDtype(StrEnum):
     BFLOAT16 = "BFloat16"
 
 
-class CheckpointStorage(WireModel):
-    """Shared storage that every pod of the job can read and write. `rljob run` uses a local run folder instead."""
+class KeepBestMode(StrEnum):
+    """Which value of a metric is the best."""
 
-    persistent_volume_claim: DnsName
+    MAX = "Max"
+    MIN = "Min"
+
+
+class KeepBest(WireModel):
+    """Keeps the checkpoints with the best values of a metric of an evaluation, and exports the best one.
+
+    An evaluation with a new best value saves a checkpoint at its step. Step 0 does not count."""
+
+    metric: Annotated[StrictStr, Field(max_length=128, pattern=EVALUATION_METRIC)]
+    """Name of the metric, for example `eval/heldout/greedy`."""
+    mode: KeepBestMode = KeepBestMode.MAX
+    count: PositiveCount = 1
+    """Number of best checkpoints that are kept in addition to `keep`."""
+
+
+class S3Storage(WireModel):
+    """A bucket of S3, or of a store with the same API that supports conditional writes."""
+
+    bucket: BucketName
+    """Name of the bucket."""
+    prefix: BucketKey | None = None
+    """Folder within the bucket, for example `team/run-1`; the job's name when unset."""
+    endpoint: EndpointUrl | None = None
+    """URL of the store, for example `http://minio.storage:9000`; AWS when unset."""
+    region: RegionName | None = None
+    """Region of the bucket; us-east-1 when unset."""
+    secret: DnsName | None = None
+    """Name of a Secret with the keys AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and optionally AWS_SESSION_TOKEN. When
+    unset, the identity of the pods is used."""
+
+
+class CheckpointStorage(WireModel):
+    """Storage that every pod of the job can read and write; set either persistentVolumeClaim or s3. `rljob run` uses a
+    local run folder instead, or the bucket with `--bucket`."""
+
+    persistent_volume_claim: DnsName | None = None
     """Name of a PersistentVolumeClaim with access mode ReadWriteMany."""
     sub_path: LongText | None = None
     """Folder within the claim, for example `team/run-1`; the job's name when unset."""
+    s3: S3Storage | None = None
 
 
 class Checkpoint(WireModel):
@@ -61,6 +111,8 @@ class Checkpoint(WireModel):
     stopped."""
     keep: PositiveCount = 3
     """Number of checkpoints to keep; older ones are deleted."""
+    keep_best: KeepBest | None = None
+    """The best checkpoints, which are kept, too."""
     keep_finished_groups: Flag = False
     """If a stop interrupts a step, save the responses of its finished groups for the next attempt.
 
@@ -72,4 +124,20 @@ class Checkpoint(WireModel):
     """Precision of the exported weights. Auto: the precision of the weights in the model's source."""
 
 
-CHECKPOINT_RULES = (sub_path_rule(CheckpointStorage, lambda storage: storage.sub_path),)
+CHECKPOINT_RULES = (
+    sub_path_rule(CheckpointStorage, lambda storage: storage.sub_path),
+    exactly_one_rule(
+        CheckpointStorage,
+        ("persistent_volume_claim", "s3"),
+        lambda storage: (storage.persistent_volume_claim, storage.s3),
+    ),
+    rule(
+        CheckpointStorage,
+        "CheckpointStorage.subPathOfClaim",
+        field=".subPath",
+        cel="!has(self.subPath) || has(self.persistentVolumeClaim)",
+        wrong="is a folder within a claim, but there is no persistentVolumeClaim",
+        advice="remove it; the folder within a bucket is s3.prefix",
+        holds=lambda storage: storage.sub_path is None or storage.persistent_volume_claim is not None,
+    ),
+)

@@ -139,7 +139,7 @@ class Offload(TrainOffload):
 
 
 class Model(WireModel):
-    """The policy at step 0. The reference model, if a KL term needs one, has the same weights."""
+    """The policy at step 0. A reference model without `roles.ref.model` has the same weights."""
 
     source: LongText
     """Hugging Face repository (`Qwen/Qwen3-8B`), folder (`/models/qwen3-8b`), or `package://<python package>/<path>`
@@ -158,7 +158,7 @@ class Model(WireModel):
     """Train low-rank adapters instead of all weights.
 
     The export is the merged model, with the adapters in its folder `adapter/`. A reference on the actor's pool without
-    a layout of its own is the same model with the adapters disabled, and takes no additional memory."""
+    a layout or weights of its own is the same model with the adapters disabled, and takes no additional memory."""
     offload: Offload = Field(default_factory=Offload)
 
 
@@ -183,6 +183,16 @@ class CriticOptimizer(Optimizer):
     """Learning rate after the warm-up."""
 
 
+class ReferenceModel(WireModel):
+    """The weights of a reference model, for example those of a teacher. Must have the policy's tokenizer; its
+    architecture and size may differ."""
+
+    source: LongText
+    """Source of the weights, in the form of training.model.source."""
+    revision: ShortText | None = None
+    """Commit, tag or branch of the Hugging Face repository in `source`."""
+
+
 class Critic(WireModel):
     """The critic (value model) of an advantage that needs values, such as GAE. All of its weights are trained, on the
     policy's mini-batches and in the policy's precision. Checkpoints contain it; the export does not."""
@@ -202,6 +212,7 @@ LATENT_PROJECTION = "kv_b_proj"
 
 MODEL_RULES = (
     revision_rule(Model, "source", lambda model: (model.source, model.revision)),
+    revision_rule(ReferenceModel, "source", lambda model: (model.source, model.revision)),
     rule(
         Model,
         "Model.gradientCheckpointingEveryNthLayer",

@@ -6,28 +6,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rljob_api.rule import rule
-from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.recipes import may_need_critic, may_need_critic_cel
+from rljob_api.v1alpha1.recipes import (
+    is_distillation,
+    is_distillation_cel,
+    may_need_critic,
+    may_need_critic_cel,
+)
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.spec import RLJobSpec, pool_of_cel
 from rljob_api.v1alpha1.training import Training
 
-_PARTS_WITH_FUNCTION = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
+_ALGORITHM = "self.training.algorithm"
 
 
 def may_need_reference(spec: RLJobSpec) -> bool:
-    """Whether the job has a KL term, or a user-defined function that may need the reference's log-probabilities."""
+    """Whether the job has a KL term or learns from a teacher, or a user-defined function may need the reference's
+    log-probabilities."""
     algorithm = spec.training.algorithm
-    has_function = algorithm.advantage.type is AdvantageType.FUNCTION or algorithm.loss.type is LossType.FUNCTION
-    return algorithm.kl.coefficient > 0 or has_function
+    has_function = algorithm.advantage.function is not None or algorithm.loss.function is not None
+    return algorithm.kl.coefficient > 0 or has_function or is_distillation(algorithm)
 
 
-MAY_NEED_REFERENCE_CEL = " || ".join(
-    (
-        "self.training.algorithm.kl.coefficient > 0.0",
-        *(f"(has({part}.type) && {part}.type == 'Function')" for part in _PARTS_WITH_FUNCTION),
-    )
+MAY_NEED_REFERENCE_CEL = (
+    f"{_ALGORITHM}.kl.coefficient > 0.0 || has({_ALGORITHM}.advantage.function) || has({_ALGORITHM}.loss.function)"
+    f" || {is_distillation_cel(_ALGORITHM)}"
 )
 
 
@@ -35,12 +37,12 @@ def reference_is_the_actor(spec: RLJobSpec) -> bool:
     """Whether the reference, if the job has one, is the actor's model with its adapters disabled."""
     pools, ref = spec.placed_roles(), spec.roles.ref
     has_actor_layout = pools["ref"] == pools["actor"] and ref.shard_size is None and ref.sequence_parallel is None
-    return spec.training.model.lora is not None and has_actor_layout
+    return spec.training.model.lora is not None and has_actor_layout and ref.model is None
 
 
 REFERENCE_IS_THE_ACTOR_CEL = (
     f"has(self.training.model.lora) && {pool_of_cel('ref')} == {pool_of_cel('actor')}"
-    " && !has(self.roles.ref.shardSize) && !has(self.roles.ref.sequenceParallel)"
+    " && !has(self.roles.ref.shardSize) && !has(self.roles.ref.sequenceParallel) && !has(self.roles.ref.model)"
 )
 
 
@@ -73,7 +75,7 @@ OPTIONAL_ROLES = (
         may_need_reference,
         MAY_NEED_REFERENCE_CEL,
         "the job has no reference model (training.algorithm.kl.coefficient is 0)",
-        "set the coefficient above 0 (or use a user-defined function that needs ref_logprobs)",
+        "set the coefficient above 0 (or use Distillation, or a function that needs ref_logprobs)",
     ),
     OptionalRole(
         "critic",
@@ -96,6 +98,18 @@ def absent_roles(spec: RLJobSpec) -> list[str]:
     """Names of the optional roles that this job does not have."""
     return [role.name for role in OPTIONAL_ROLES if not role.is_present(spec)]
 
+
+TEACHER_RULES = (
+    rule(
+        RLJobSpec,
+        "RLJobSpec.teacher",
+        field=".roles.ref.model",
+        cel=f"has(self.roles.ref.model) || !{is_distillation_cel(_ALGORITHM)}",
+        wrong="is required with advantage Distillation",
+        advice="set source to the teacher, a model with the policy's tokenizer",
+        holds=lambda spec: spec.roles.ref.model is not None or not is_distillation(spec.training.algorithm),
+    ),
+)
 
 CRITIC_RULES = (
     rule(

@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.optional_roles import (
 )
 from rljob_api.v1alpha1.pools import MIG
 from rljob_api.v1alpha1.rollout import RolloutEngine
-from rljob_api.v1alpha1.spec import TRAIN_ROLES, RLJobSpec, TrainRole, pool_of_cel
+from rljob_api.v1alpha1.spec import TRAIN_ROLES, RefRole, RLJobSpec, TrainRole, pool_of_cel
 
 _ROLES = ("actor", "rollout", "ref", "critic", "rewardModel")
 _TENSOR_PARALLEL = "self.roles.rollout.tensorParallel"
@@ -98,19 +98,22 @@ def _unused_pool_rule(role: OptionalRole) -> Rule:
 
 
 def _unused_layout_rule(role: OptionalRole) -> Rule:
-    """The rule that a job sets no layout for a role that the job does not have."""
+    """The rule that a job sets no layout, and no model, for a role that the job does not have."""
     name, role_cel = role.name, f"self.roles.{role.name}"
+    fields = ["shardSize", "sequenceParallel", *(["model"] if name == "ref" else [])]
 
     def holds(spec: RLJobSpec) -> bool:
         layout = spec.roles.train_role(name)
-        return (layout.shard_size is None and layout.sequence_parallel is None) or role.is_present(spec)
+        has_model = isinstance(layout, RefRole) and layout.model is not None
+        is_unset = layout.shard_size is None and layout.sequence_parallel is None and not has_model
+        return is_unset or role.is_present(spec)
 
     return rule(
         RLJobSpec,
         f"RLJobSpec.{name}LayoutUsed",
         field=f".roles.{name}",
-        cel=f"!has({role_cel}.shardSize) && !has({role_cel}.sequenceParallel) || {role.is_present_cel}",
-        wrong=f"shardSize and sequenceParallel would be ignored, because {role.wrong}",
+        cel=" && ".join(f"!has({role_cel}.{field})" for field in fields) + f" || {role.is_present_cel}",
+        wrong=f"{' and '.join([', '.join(fields[:-1]), fields[-1]])} would be ignored, because {role.wrong}",
         advice=f"remove them, or {role.advice}",
         holds=holds,
     )
@@ -247,8 +250,7 @@ OFFLOAD_RULES = (
         # With adapters, the next rule applies: a coefficient above 0 would not help.
         cel=f"!{_OFFLOAD}.reference || {MAY_NEED_REFERENCE_CEL} || ({REFERENCE_IS_THE_ACTOR_CEL})",
         wrong="must not be true: the job has no reference model, because training.algorithm.kl.coefficient is 0",
-        advice="remove it, set the coefficient above 0, or use an advantage or loss of type Function that needs the"
-        " reference",
+        advice="remove it, or set the coefficient above 0 (or use Distillation, or a function that needs ref_logprobs)",
         holds=lambda spec: (
             not spec.training.model.offload.reference or may_need_reference(spec) or reference_is_the_actor(spec)
         ),

@@ -101,6 +101,9 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
         AlgorithmType.CISPO: Recipe(
             advantage=AdvantageType.GROUP_RELATIVE, loss=LossType.CISPO, aggregation=LossAggregation.TOKEN_MEAN
         ),
+        AlgorithmType.DISTILLATION: Recipe(
+            advantage=AdvantageType.DISTILLATION, loss=LossType.CLIPPED, aggregation=LossAggregation.TOKEN_MEAN
+        ),
     }
 )
 
@@ -152,6 +155,16 @@ def may_need_critic_cel(algorithm: str) -> str:
     return is_chosen_cel(algorithm, "advantage", MAY_NEED_CRITIC)
 
 
+def is_distillation(algorithm: Algorithm) -> bool:
+    """Whether the policy learns from a teacher's log-probabilities, and not from rewards."""
+    return advantage_type(algorithm) is AdvantageType.DISTILLATION
+
+
+def is_distillation_cel(algorithm: str) -> str:
+    """CEL for `is_distillation`."""
+    return is_chosen_cel(algorithm, "advantage", [AdvantageType.DISTILLATION])
+
+
 def has_dynamic_sampling(algorithm: Algorithm) -> bool:
     """Whether dynamic sampling is enabled, by the job or by its recipe."""
     return _resolved_sampling(algorithm.dynamic_sampling, RECIPES[algorithm.type]).enabled
@@ -165,6 +178,9 @@ def is_chosen_cel(algorithm: str, part: str, types: Collection[str]) -> str:
     chosen_type, recipe = f"{algorithm}.{part}.type", f"{algorithm}.type"
     by_recipe = {name: {"advantage": each.advantage, "loss": each.loss}[part] for name, each in RECIPES.items()}
     recipes = [name for name, variant in by_recipe.items() if variant in types]
+    if recipes and recipes == [name for name in RECIPES if name in types]:
+        # Variant and recipe have the same name, so either of them can be compared.
+        return f"({_is_one_of_cel(f'(has({chosen_type}) ? {chosen_type} : {recipe})', types)})"
     if not recipes:
         return f"(has({chosen_type}) && {_is_one_of_cel(chosen_type, types)})"
     return f"(has({chosen_type}) ? {_is_one_of_cel(chosen_type, types)} : {_is_one_of_cel(recipe, recipes)})"

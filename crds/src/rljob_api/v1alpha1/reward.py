@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, JsonValue, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.rule import LOCAL_SOURCE, cel_text, rule, union_rules
+from rljob_api.rule import LOCAL_SOURCE, cel_text, other_block_rule, rule, union_rules
 from rljob_api.scalars import (
     REWARD_NAME,
     RUBRIC,
@@ -25,6 +25,7 @@ from rljob_api.scalars import (
     Number,
     PositiveCount,
     PositiveNumber,
+    Quantity,
     ShortText,
     TimeLimit,
 )
@@ -70,6 +71,8 @@ class RewardType(StrEnum):
     """The result of a user-defined function."""
     MATH_ANSWER = "MathAnswer"
     """1 if the final mathematical answer of the response equals the answer of the row, else 0 (math-verify)."""
+    CODE = "Code"
+    """How many of the row's tests the Python code in the response passes, from 0 to 1. It runs in a sandbox."""
     REASONING_GYM = "ReasoningGym"
     """The score that the task's scorer in reasoning-gym gives, from 0 to 1. Requires a ReasoningGym dataset."""
     FORMAT = "Format"
@@ -172,6 +175,30 @@ class FormatReward(WireModel):
     except end and padding tokens."""
 
 
+class CodeScore(StrEnum):
+    """How the results of the tests become a score."""
+
+    ALL_PASSED = "AllPassed"
+    """1 if all tests pass, else 0. The first failure ends the tests of the response."""
+    FRACTION = "Fraction"
+    """The fraction of the tests that pass."""
+
+
+class CodeReward(WireModel):
+    """How the Python code in the last fenced block of a response is tested.
+
+    The row's answer has the tests, as an object or as JSON text: `{inputs, outputs}` (with `fn_name` for calls of a
+    function), a list of `{input, output}`, a list of assert statements, or `{test, entry_point}`."""
+
+    score: CodeScore = CodeScore.ALL_PASSED
+    max_tests: PositiveCount = 15
+    """Of more tests, those with the longest inputs are used."""
+    test_timeout_seconds: TimeLimit = 4.0
+    """Time limit of one test. All tests of a response share timeoutSeconds; what has not ended then has failed."""
+    memory: Quantity = "1Gi"
+    """Memory limit of one test."""
+
+
 class OverlongPenalty(WireModel):
     """The soft overlong punishment of DAPO (arXiv 2503.14476, section 3.4): 0 up to rollout.maxNewTokens - bufferTokens
     tokens, then decreasing linearly to -penaltyFactor at rollout.maxNewTokens."""
@@ -221,6 +248,7 @@ class Reward(WireModel):
     type: RewardType
     function: FunctionReward | None = None
     format: FormatReward | None = None
+    code: CodeReward | None = None
     overlong: OverlongPenalty | None = None
     reward_model: RewardModel | None = None
     judge: JudgeReward | None = None
@@ -284,6 +312,7 @@ REWARD_RULES = (
             ("Remote", "remote", lambda reward: (reward.type, reward.remote)),
         ),
     ),
+    other_block_rule(Reward, "Code", "code", lambda reward: (reward.type, reward.code)),
     rule(
         Reward,
         "Reward.limits",

@@ -48,7 +48,7 @@ class LoadBalancing(StrEnum):
 
 
 class Rollout(WireModel):
-    """Generation of responses for training. Evaluation has its own temperature and does not use topP and topK."""
+    """Generation of responses for training. Evaluations have their own temperature and topP, and do not use topK."""
 
     engine: RolloutEngine = RolloutEngine.AUTO
     compile: Compile = Compile.AUTO
@@ -71,11 +71,10 @@ class Rollout(WireModel):
     Rewards get the response without this string."""
     sync_every_steps: PositiveCount = 1
     """Number of steps between two transfers of the weights to the rollout engine. With n, weights are up to n - 1 steps
-    old. Must divide evaluation.everySteps and checkpoint.everySteps.
+    old. Must divide everySteps of each evaluation and of checkpoint.
 
     The metrics rollout/staleness_* show the age of the weights, and algorithm.rolloutCorrection can correct for it. An
-    evaluation and a resumed run use the newest weights; that is why syncEverySteps must divide everySteps of evaluation
-    and checkpoint."""
+    evaluation and a resumed run use the newest weights; that is why syncEverySteps must divide these."""
     stall_seconds: Seconds = 600
     """Largest time of a decoding step.
 

@@ -20,10 +20,10 @@ from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.checkpoint import CHECKPOINT_RULES
 from rljob_api.v1alpha1.dataset import DATASET_RULES
 from rljob_api.v1alpha1.environment import ENVIRONMENT_RULES
-from rljob_api.v1alpha1.environment_rules import TRAINING_ENVIRONMENT_RULES
+from rljob_api.v1alpha1.environment_rules import TRAINING_ENVIRONMENT_RULES, TRAINING_EVALUATION_RULES
 from rljob_api.v1alpha1.kl import KL_RULES
 from rljob_api.v1alpha1.model import MODEL_RULES
-from rljob_api.v1alpha1.optional_roles import CRITIC_RULES
+from rljob_api.v1alpha1.optional_roles import CRITIC_RULES, TEACHER_RULES
 from rljob_api.v1alpha1.placement_rules import OFFLOAD_RULES, PLACEMENT_RULES
 from rljob_api.v1alpha1.pod_environment import ENV_RULES, VOLUME_RULES
 from rljob_api.v1alpha1.policy_loss import POLICY_LOSS_RULES
@@ -56,12 +56,14 @@ RULES: tuple[Rule, ...] = (
     *TRACKER_RULES,
     *ENVIRONMENT_RULES,
     *TRAINING_ENVIRONMENT_RULES,
+    *TRAINING_EVALUATION_RULES,
     *ADVANTAGE_RULES,
     *POLICY_LOSS_RULES,
     *KL_RULES,
     *ALGORITHM_RULES,
     *DYNAMIC_SAMPLING_RULES,
     *CRITIC_RULES,
+    *TEACHER_RULES,
     *CORRECTION_RULES,
     *POLICY_FILTRATION_RULES,
     *BATCH_SIZE_RULES,

@@ -24,6 +24,7 @@ from rljob_api.scalars import (
     ShortText,
 )
 from rljob_api.v1alpha1.checkpoint import Checkpoint
+from rljob_api.v1alpha1.model import ReferenceModel
 from rljob_api.v1alpha1.pod_environment import Code, EnvFrom, EnvVar, LocalObjectReference, Volume
 from rljob_api.v1alpha1.pools import Head, Pool, owned_labels_rule
 from rljob_api.v1alpha1.run_policy import RunPolicy
@@ -66,6 +67,16 @@ class ActorRole(TrainRole):
     micro-batch."""
 
 
+class RefRole(TrainRole):
+    """Pool, layout and weights of the reference model, which a KL term or Distillation needs."""
+
+    model: ReferenceModel | None = None
+    """Other weights, such as those of a teacher; the policy's at step 0 when unset.
+
+    It has the policy's precision; training.model.offload.reference offloads it. It is never trained, and checkpoints
+    do not contain it."""
+
+
 class RolloutRole(WireModel):
     """Pool of the rollout engines, which generate responses, and the number of GPUs per engine."""
 
@@ -82,8 +93,7 @@ class Roles(WireModel):
 
     actor: ActorRole = Field(default_factory=ActorRole)
     rollout: RolloutRole = Field(default_factory=RolloutRole)
-    ref: TrainRole = Field(default_factory=TrainRole)
-    """Pool and layout of the reference model, which a KL term needs."""
+    ref: RefRole = Field(default_factory=RefRole)
     critic: TrainRole = Field(default_factory=TrainRole)
     """Pool and layout of the critic, which PPO (GAE) needs."""
     reward_model: TrainRole = Field(default_factory=TrainRole)

@@ -69,7 +69,8 @@ class Progress(WireModel):
     """Mean reward of the responses of the last step. In the status of a job, `rewardMean`, `evalScore` and
     `tokensPerSecond` are rounded to four significant digits."""
     eval_score: FiniteNumber | None = None
-    """Greedy score of the newest evaluation."""
+    """Greedy score of the newest evaluation, the first of training.evaluations; without greedy responses, the mean
+    score of the sampled ones."""
     tokens_per_second: FiniteNumber | None = None
     """Throughput of the last step in tokens per second."""
     updated_at: Timestamp

@@ -80,8 +80,8 @@ class Training(WireModel):
     """The critic, for an algorithm that needs one (PPO). When unset, the critic of such an algorithm has default
     settings."""
     rollout: Rollout = Field(default_factory=Rollout)
-    evaluation: Evaluation | None = None
-    """Evaluation during training; none when unset."""
+    evaluations: Annotated[tuple[Evaluation, ...], Field(max_length=8)] = ()
+    """Evaluations during training. The first one is shown where there is room for only one score."""
     loggers: Annotated[tuple[Logger, ...], Field(max_length=8)] = (Logger.CONSOLE, Logger.TENSORBOARD)
     """Sinks for metrics, in addition to JSON Lines, which are always written."""
     trackers: Annotated[tuple[Tracker, ...], Field(max_length=2)] = ()
@@ -135,18 +135,6 @@ def _engine_supports_lora_sync(training: Training) -> bool:
 
 def _needs_gym(training: Training) -> bool:
     return any(reward.type is RewardType.REASONING_GYM for reward in training.rewards)
-
-
-def _gym_evaluates_gym(training: Training) -> bool:
-    dataset = training.evaluation.dataset if training.evaluation is not None else None
-    return not _needs_gym(training) or dataset is None or dataset.type is DatasetType.REASONING_GYM
-
-
-def _has_weight(training: Training) -> bool:
-    """Whether a reward has a weight other than 0: a listed one, or the one that an environment may add."""
-    is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
-    may_add = training.environment is not None and not is_listed
-    return may_add or not training.rewards or any(reward.weight != 0 for reward in training.rewards)
 
 
 def _too_long_buffers(training: Training) -> list[Path]:
@@ -232,17 +220,6 @@ TRAINING_RULES = (
     ),
     rule(
         Training,
-        "Training.rewardWeights",
-        field=".rewards",
-        # An environment adds a reward with weight 1 if no reward has its type.
-        cel="has(self.environment) && !self.rewards.exists(reward, reward.type == 'Environment')"
-        " || self.rewards.size() == 0 || self.rewards.exists(reward, reward.weight != 0.0)",
-        wrong="all weights are 0, so the policy would learn nothing",
-        advice="give at least one reward a weight other than 0",
-        holds=_has_weight,
-    ),
-    rule(
-        Training,
         "Training.overlongBuffer",
         field=".rewards",
         cel="self.rewards.all(reward, !has(reward.overlong)"
@@ -260,16 +237,6 @@ TRAINING_RULES = (
         wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym",
         advice="change the type of the reward or of the dataset",
         holds=lambda t: not _needs_gym(t) or (t.dataset is not None and t.dataset.type is DatasetType.REASONING_GYM),
-    ),
-    rule(
-        Training,
-        "Training.reasoningGymEvaluation",
-        field=".evaluation.dataset.type",
-        cel=f"!{_NEEDS_GYM} || !has(self.evaluation) || !has(self.evaluation.dataset)"
-        " || self.evaluation.dataset.type == 'ReasoningGym'",
-        wrong="must be ReasoningGym, because a reward of type ReasoningGym also scores the evaluation",
-        advice="change the type of this dataset or of the reward",
-        holds=_gym_evaluates_gym,
     ),
     rule(
         Training,

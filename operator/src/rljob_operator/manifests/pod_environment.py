@@ -9,6 +9,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from rljob_api.base import WireModel
 from rljob_api.constants import (
+    BUCKET_CREDENTIALS,
     ENV_CACHE,
     ENV_CHECKPOINT_FOLDER,
     ENV_GRACE_SECONDS,
@@ -94,6 +95,7 @@ def worker_environment(spec: RLJobSpec) -> list[JsonValue]:
         _variable(*RAY_WORKER_NICENESS),
         _grace(spec),
         *_neutral_variables(spec),
+        *_bucket_credentials(spec),
         *([_variable("PYTHONPATH", folder)] if folder else []),
         *(wire(variable) for variable in spec.env),
     ]
@@ -136,6 +138,21 @@ def _neutral_variables(spec: RLJobSpec) -> list[JsonValue]:
         for name, value in FORBIDDEN_VARIABLES.items()
         if any(name.startswith(prefix) and name != prefix for prefix in prefixes)
     ]
+
+
+def _bucket_credentials(spec: RLJobSpec) -> list[JsonValue]:
+    """The variables with the credentials of the bucket, by reference: the operator does not read the Secret. Variables
+    of the job's `env` take precedence."""
+    storage = spec.checkpoint.storage
+    if storage is None or storage.s3 is None or storage.s3.secret is None:
+        return []
+    in_env = {variable.name for variable in spec.env}
+    variables: list[JsonValue] = []
+    for name, is_optional in BUCKET_CREDENTIALS.items():
+        if name not in in_env:
+            key: Manifest = {"name": storage.s3.secret, "key": name, "optional": is_optional}
+            variables.append({"name": name, "valueFrom": {"secretKeyRef": key}})
+    return variables
 
 
 def _field(name: str, path: str) -> Manifest:

@@ -36,9 +36,12 @@ def pod_volumes(job: JobIdentity, spec: RLJobSpec) -> list[MountedVolume]:
 
 
 def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
-    """The job's folder in the claim `checkpoint.storage`."""
+    """The job's folder in the claim `checkpoint.storage`. With a bucket, a folder of the pod: the trainer copies the
+    run's files into the bucket."""
     storage = spec.checkpoint.storage
     assert storage is not None, "job_checks rejects a job without storage"
+    if storage.s3 is not None:
+        return _mounted("rljob-storage", {"emptyDir": {}}, POD_STORAGE_FOLDER)
     source: Manifest = {"persistentVolumeClaim": {"claimName": storage.persistent_volume_claim}}
     return _mounted("rljob-storage", source, POD_STORAGE_FOLDER, sub_path=storage.sub_path or job.name)
 

@@ -174,7 +174,7 @@ def claim_uri(uri: str, spec: RLJobSpec, job: str) -> str:
     `pvc://claim/folder/...`. Other URIs are returned unchanged, and so is a URI that would become too long. `job`: name
     of the job."""
     storage, pod_folder = spec.checkpoint.storage, f"file://{POD_STORAGE_FOLDER}/"
-    if storage is None or not uri.startswith(pod_folder):
+    if storage is None or storage.persistent_volume_claim is None or not uri.startswith(pod_folder):
         return uri
     claim_folder = f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
     found = claim_folder + uri.removeprefix(pod_folder)

@@ -13,6 +13,7 @@ from pathlib import Path
 from rljob.results import pod_file_server
 from rljob.results.connection import BrokenConnectionError
 from rljob.results.download import Download, Downloaded
+from rljob.results.pod_client import PodClient
 from rljob.results.selection import Selection
 
 PROGRAM = Path(pod_file_server.__file__)
@@ -106,7 +107,7 @@ class Pod:
 
     def download(self, selection: Selection = EVERYTHING) -> Downloaded:
         self.shown = 0
-        copy = Download(self.connect, selection, self.folder, self, lambda _: None)
+        copy = Download(lambda: PodClient(self.connect()), selection, self.folder, self, lambda _: None)
         try:
             return copy.run()
         finally:

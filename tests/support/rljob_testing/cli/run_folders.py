@@ -74,7 +74,7 @@ def metrics_lines(num_steps: int) -> Iterable[Json]:
     for step in range(num_steps + 1):
         progress = step / max(1, num_steps)
         if step % 10 == 0:
-            scores = {"eval/greedy_score": 0.2 + 0.7 * progress, "eval/sampled_score": 0.1 + 0.7 * progress}
+            scores = {"eval/heldout/greedy": 0.2 + 0.7 * progress, "eval/heldout/mean_at_1": 0.1 + 0.7 * progress}
             yield {"step": step, "wall_time": begin + step, **scores}
         if step:
             yield {

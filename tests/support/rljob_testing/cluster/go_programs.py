@@ -184,6 +184,12 @@ PROGRAMS: Mapping[str, GoProgram] = MappingProxyType(
                 main=_GANG_SCHEDULER_MAIN,
             ),
             GoProgram(name="helm", module="helm.sh/helm/v4", version="v4.3.1", package="helm.sh/helm/v4/cmd/helm"),
+            GoProgram(
+                name="versitygw",
+                module="github.com/versity/versitygw",
+                version="v1.8.0",
+                package="github.com/versity/versitygw/cmd/versitygw",
+            ),
         )
     }
 )

@@ -35,7 +35,7 @@ def smollm2_job(num_steps: int) -> Document:
     spec = document["spec"]
     assert isinstance(spec, dict)
     assert isinstance(spec["training"], dict)
-    del spec["training"]["evaluation"]
+    del spec["training"]["evaluations"]
     changes: Document = {
         "training": {"steps": num_steps},
         "checkpoint": {"everySteps": 10 * num_steps, "exportHuggingFace": "Never"},

@@ -158,7 +158,8 @@ EDITS: st.SearchStrategy[Edits] = st.one_of(
     _at(_TEMPLATE + "annotations", st.dictionaries(KEYS | LONG_KEYS, st.sampled_from(["", "é\n"]), max_size=2)),
     _at(_TEMPLATE + "nodeSelector", LABELS),
     _at(_TEMPLATE + "tolerations", st.lists(TOLERATIONS, min_size=1, max_size=1)),
-    AFFINITY.map(lambda affinity: {_TEMPLATE + "affinity": affinity}),
+    # The API server does not check the affinity of the head.
+    AFFINITY.map(lambda affinity: {"spec.pools[0].template.affinity": affinity}),
     RESOURCES,
     RESOURCES,
     _at("spec.pools[0].gpuResource", _DEVICES | st.sampled_from(["gpu", "nvidia.com/gpu"])),

@@ -171,7 +171,7 @@ def hybrid_run(
     timer = PhaseTimer(time.perf_counter)
     scorers = None
     if reward_model is not None:
-        scorers = RewardModelWorkers(JoinedRewardModel(reward_model), TOKEN_COLUMNS, context.world_size)
+        scorers = RewardModelWorkers("score", JoinedRewardModel(reward_model), TOKEN_COLUMNS, context.world_size)
     stop = StopRequest()
     sampler = Sampler(JoinedHybrid(hybrid), TextRewards(), Engines(context.world_size), stop)
     phase = RolloutPhase(sampler, {"score": 1.0}, timer, stop, scorers)

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import dispatch_mode
 from rljob_trainer.dispatch.register import registration_of
@@ -128,7 +129,7 @@ class JoinedTrained(JoinedWorker):
     def num_checkpoint_bytes(self) -> list[int]:
         return cast(list[int], self.call(self.trained.num_checkpoint_bytes))
 
-    def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> list[None]:
+    def begin_checkpoint(self, folder: Location, first_writer: int = 0) -> list[None]:
         return cast(list[None], self.call(self.trained.begin_checkpoint, folder, first_writer))
 
     def is_checkpoint_written(self) -> list[bool]:
@@ -137,7 +138,7 @@ class JoinedTrained(JoinedWorker):
     def finish_checkpoint(self) -> list[ShardRecord]:
         return cast(list[ShardRecord], self.call(self.trained.finish_checkpoint))
 
-    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
+    def load_checkpoint(self, folder: Location, policy_version: int) -> list[None]:
         return cast(list[None], self.call(self.trained.load_checkpoint, folder, policy_version))
 
     def random_state(self) -> list[JsonValue]:

@@ -20,6 +20,7 @@ from rljob_testing.training import replays
 from rljob_testing.training.whole_rollouts import whole_rollout
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.device_memory import local_part
 from rljob_trainer.engines.host_ledger import HOST_LEDGER
@@ -112,7 +113,7 @@ class OneRun:
 
     state: dict[str, torch.Tensor]
     resumed: dict[str, torch.Tensor]
-    checkpoint: Path
+    checkpoint: Location
     step: Marks
     metrics: dict[str, float]
     num_parameter_bytes: int
@@ -121,7 +122,7 @@ class OneRun:
     peak: int
 
 
-def one_run(replay: replays.Replay, context: WorkerContext, root: Path, checkpoint: Path | None) -> OneRun:
+def one_run(replay: replays.Replay, context: WorkerContext, root: Path, checkpoint: Location | None) -> OneRun:
     """Trains with a save in between; then resumes from `checkpoint`, by default its own; then trains with rollouts."""
     run = replays.replayed_run(replay, context)
     num_parameter_bytes = sum(local_part(each).nbytes for each in run.actor.engine.model.parameters())

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rljob_testing.training import recorders, replays
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.rollout_phase import sample_seeds
+from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.workers.columns import RESPONSE_MASK, ROLLOUT_LOGPROBS, SCORES, TOKENS

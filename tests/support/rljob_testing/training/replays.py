@@ -10,7 +10,7 @@ Legend: B responses.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.balanced_order import RowCosts
 from rljob_trainer.controller.rollout import ROW_COLUMNS, Rollout, Scoring, one_row_per_response
 from rljob_trainer.controller.rollout_phase import RolloutPhase
@@ -216,10 +217,11 @@ class ReplayedRollouts(RolloutPhase):
         environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
+        weights: Mapping[str, float] | None = None,
     ) -> Rollout:
         """Responses with scores 0 and 1, as if generated with the weights of step 0. Every other group has equal scores
         only."""
-        del sampling, syncs, environment_seeds
+        del sampling, syncs, environment_seeds, weights
         assert not with_greedy
         generator = torch.Generator().manual_seed(int(seeds[0]))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
@@ -308,7 +310,7 @@ class ReplayedRun:
         }
         return {**self.weights(), **moments}
 
-    def save(self, root: Path, step: int) -> Path:
+    def save(self, root: Path, step: int) -> Location:
         """Saves a checkpoint after `step` steps and returns its folder. Collective."""
         folders = [begin_save(root, step, start_number=1) if self.actor.context.rank == 0 else None]
         dist.broadcast_object_list(folders)
@@ -324,7 +326,7 @@ class ReplayedRun:
         dist.barrier()
         return folder
 
-    def load(self, folder: Path, step: int) -> None:
+    def load(self, folder: Location, step: int) -> None:
         """Loads a checkpoint that was saved after `step` steps. Collective."""
         for group in self.groups:
             group.load_checkpoint(folder, step)

@@ -69,17 +69,22 @@ def function_reward(path: str, **fields: JsonValue) -> Document:
 
 
 def held_out(num_prompts: int, every_steps: int) -> Document:
-    """An evaluation block with the held-out rows of the quickstart."""
+    """An evaluation with the held-out rows of the quickstart."""
     dataset: Document = {"type": "File", "file": {"path": f"{ASSETS}/held_out.jsonl"}, "maxPromptTokens": 8}
     return {"dataset": dataset, "numPrompts": num_prompts, "everySteps": every_steps}
 
 
 def merged(base: Document, changes: Document) -> Document:
-    """`base` with `changes`; nested mappings are merged."""
+    """`base` with `changes`; nested mappings are merged. A mapping in place of a list changes each entry."""
     result = dict(base)
     for name, value in changes.items():
         old = result.get(name)
-        result[name] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            result[name] = merged(old, value)
+        elif isinstance(old, list) and isinstance(value, dict):
+            result[name] = [merged(each, value) if isinstance(each, dict) else each for each in old]
+        else:
+            result[name] = value
     return result
 
 

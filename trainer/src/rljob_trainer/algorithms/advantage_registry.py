@@ -38,6 +38,7 @@ from rljob_trainer.algorithms.interfaces import (
     KL_PENALTIES,
     NAMED_REWARDS,
     OLD_LOGPROBS,
+    REF_LOGPROBS,
     SQUARES,
     VALUES,
     AdvantageEstimator,
@@ -48,6 +49,7 @@ from rljob_trainer.algorithms.interfaces import (
     TokenInputs,
 )
 from rljob_trainer.algorithms.token_advantages import (
+    distillation_advantages,
     generalized_advantages,
     optimal_token_baseline_advantages,
     reinforce_plus_plus_advantages,
@@ -105,6 +107,13 @@ def _on_responses(
     return make
 
 
+def _plain_on_tokens(
+    compute: Callable[[TokenInputs, Reduce], TokenAdvantages], *, needs: Iterable[str] = ()
+) -> MakeEstimator:
+    """For an estimator that computes one advantage per token and has no settings."""
+    return lambda chosen: AdvantageEstimator(resolved_value(chosen.type), for_tokens=compute, needs=frozenset(needs))
+
+
 def _on_tokens(
     kind: type[SettingsT],
     compute: Callable[[TokenInputs, Reduce, SettingsT], TokenAdvantages],
@@ -140,6 +149,9 @@ ADVANTAGES: Mapping[AdvantageType, MakeEstimator] = MappingProxyType(
         AdvantageType.GAE: _on_tokens(Gae, generalized_advantages, needs=[VALUES, KL_PENALTIES]),
         AdvantageType.OPTIMAL_TOKEN_BASELINE: _on_tokens(
             OptimalTokenBaseline, optimal_token_baseline_advantages, needs=[OLD_LOGPROBS, SQUARES, KL_PENALTIES]
+        ),
+        AdvantageType.DISTILLATION: _plain_on_tokens(
+            distillation_advantages, needs=[OLD_LOGPROBS, REF_LOGPROBS, KL_PENALTIES]
         ),
     }
 )

@@ -4,8 +4,8 @@ workers go through `Reduce`.
 If a response has several rows, its tokens are those of its rows, one row after the other. So values of a critic, which
 are those of the next token in the same row, cannot be used then (`TrainingStep` refuses them).
 
-A response gets its reward at its last token, and each token's KL penalty is subtracted at that token. The reward of a
-response without tokens is ignored.
+A response gets its reward at its last token (distillation ignores rewards), and each token's KL penalty is subtracted
+at that token. The reward of a response without tokens is ignored.
 
 Legend: N response tokens of this worker, F rows with at least one token (filled rows), G groups, P token positions of
 the longest response of all workers.
@@ -21,6 +21,7 @@ from rljob_trainer.algorithms.discounted_sums import discounted_sums, last_posit
 from rljob_trainer.algorithms.interfaces import (
     KL_PENALTIES,
     OLD_LOGPROBS,
+    REF_LOGPROBS,
     SQUARES,
     VALUES,
     Reduce,
@@ -106,6 +107,22 @@ def optimal_token_baseline_advantages(
         has_baseline_N = _first_of_row(num_rows_N, segments) > 1
     baselines_N = (weighted_N / total_N).where(has_baseline_N, 0.0)
     return TokenAdvantages((returns_N - baselines_N).to(inputs.columns[OLD_LOGPROBS].dtype))
+
+
+def distillation_advantages(inputs: TokenInputs, _reduce: Reduce) -> TokenAdvantages:
+    """On-policy distillation: A_t = log p_teacher(t) - log p_policy(t) - KL penalty of t, for the sampled token t.
+
+    The teacher is the reference, and p_policy the policy before the step's updates. -A_t is the K1 estimate of
+    KL(policy || teacher) at t, so the policy gradient with A reduces this reverse KL. A token counts only its own
+    difference and not those after it (discount 0), and A is not normalized: it is 0 where both models agree. Rewards
+    and groups are not used. Needs OLD_LOGPROBS, REF_LOGPROBS and KL_PENALTIES.
+
+    Source: Thinking Machines Lab 2025, "On-Policy Distillation"; the objective is GKD with the reverse KL and only
+    student data, Agarwal et al. 2023, arXiv 2306.13649, and that of MiniLLM, Gu et al. 2023, arXiv 2306.08543, without
+    its long-term part. When to use: a stronger model with the policy's tokenizer exists.
+    """
+    columns = inputs.columns
+    return TokenAdvantages(columns[REF_LOGPROBS] - columns[OLD_LOGPROBS] - columns[KL_PENALTIES])
 
 
 def _token_rewards(inputs: TokenInputs) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.export import OnProgress, ignore_progress, write_huggingface
 from rljob_trainer.checkpoints.layout import TensorEntry
 from rljob_trainer.checkpoints.load import CheckpointReader
-from rljob_trainer.checkpoints.storage import sync_folder
+from rljob_trainer.checkpoints.local_storage import sync_folder
+from rljob_trainer.checkpoints.storage import Location, write_file
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES
 from rljob_trainer.engines.train.lora import AdapterPair, AdapterSettings, adapter_pairs, merged_weight
 from rljob_trainer.engines.train.model import build_on_meta, named_tensors
@@ -34,7 +36,7 @@ ADAPTER_FOLDER = "adapter"
 
 
 def write_merged_huggingface(
-    folder: Path,
+    folder: Location,
     source: Path,
     adapters: CheckpointReader,
     prefix: str,
@@ -47,7 +49,7 @@ def write_merged_huggingface(
     begin with `prefix`. The adapters are also written to ADAPTER_FOLDER, in float32, with `base_model` as their base
     model; except if peft would apply them to the wrong layers (`names_shared_with_experts`)."""
 
-    def write_adapters(export: Path) -> None:
+    def write_adapters(export: Location) -> None:
         names = [name for name in adapters.names if name.startswith(prefix)]
         tensors = {name.removeprefix(prefix): adapters.read(name) for name in names}
         if endings := names_shared_with_experts(weights.model, tensors):
@@ -57,7 +59,7 @@ def write_merged_huggingface(
                 ", ".join(endings),
             )
             return
-        _write_durably(export / ADAPTER_FOLDER, tensors, settings.lora, base_model)
+        _write_adapter(export / ADAPTER_FOLDER, tensors, settings.lora, base_model)
 
     with WeightFiles(source) as files:
         weights = MergedWeights(files, adapters, prefix, settings.scaling)
@@ -124,7 +126,13 @@ def names_shared_with_experts(model: PreTrainedModel, names: Iterable[str]) -> l
     return sorted(layers & of_experts)
 
 
-def _write_durably(folder: Path, tensors: dict[str, torch.Tensor], lora: Lora, base_model: Model) -> None:
+def _write_adapter(folder: Location, tensors: dict[str, torch.Tensor], lora: Lora, base_model: Model) -> None:
+    if not isinstance(folder, Path):
+        with tempfile.TemporaryDirectory() as temporary:
+            write_adapter(Path(temporary), tensors, lora, base_model)
+            for path in Path(temporary).iterdir():
+                write_file(folder / path.name, path.read_bytes())
+        return
     folder.mkdir()
     write_adapter(folder, tensors, lora, base_model)
     for path in folder.iterdir():

@@ -15,3 +15,8 @@ class FencedError(CheckpointError):
 
 class DamagedError(CheckpointError):
     """A file of a checkpoint is not what was written: missing, truncated, changed or unreadable."""
+
+
+class StorageUnavailableError(CheckpointError):
+    """The bucket of the checkpoints did not respond, or rejected a request, also after retries. This does not mean that
+    a checkpoint is damaged."""

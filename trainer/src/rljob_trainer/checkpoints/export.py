@@ -10,7 +10,8 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api.v1alpha1.checkpoint import ExportDtype
 from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX, TensorEntry
-from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, sync_folder, write_all
+from rljob_trainer.checkpoints.layout import TensorEntry
+from rljob_trainer.checkpoints.local_storage import TEMPORARY_SUFFIX, make_folder, sync_folder
+from rljob_trainer.checkpoints.storage import Location, storage_errors, stored, write_file
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES, DTYPES, TensorSpec, stream_tensor_file
 from rljob_trainer.models.model_files import INDEX_FILE, SINGLE_FILE
 from rljob_trainer.models.weight_conversion import HubNames, float32_names
@@ -40,7 +42,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class SavedWeights(Protocol):
     """The source of an export's tensors: a `CheckpointReader`, or `adapter_export.MergedWeights`."""
 
-    folder: Path
+    @property
+    def folder(self) -> Location:
+        """Where the tensors are, for messages."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,16 +87,17 @@ def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
 
 
 def write_huggingface(
-    folder: Path,
+    folder: Location,
     source: Path,
     weights: SavedWeights,
     prefix: str,
     dtype: torch.dtype,
     max_file_bytes: int = MAX_FILE_BYTES,
-    write_more: Callable[[Path], None] | None = None,
+    write_more: Callable[[Location], None] | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> None:
-    """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export.
+    """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export. In a bucket
+    config.json is written last: without this file the folder cannot be loaded.
 
     `source` is the folder of the model that was trained. Its configuration, tokenizer and generation settings are
     copied, with `dtype` as the model's dtype. The weights are the tensors of the checkpoint whose names begin with
@@ -107,25 +112,37 @@ def write_huggingface(
     """
     tensors = _ExportedTensors(folder, source, weights, prefix, dtype)
     specs = tensors.specs
+    num_bytes = sum(spec.num_bytes for spec in specs.values())
+    with storage_errors(folder, "exporting the model", num_bytes), _replaced_folder(folder) as target:
+        _write_weights(target, specs, _counted(tensors.read, len(specs), on_progress), max_file_bytes)
+        _copy_settings(source, target)
+        if write_more is not None:
+            write_more(target)
+        _write_config(source, target, dtype)
+
+
+@contextmanager
+def _replaced_folder(folder: Location) -> Iterator[Location]:
+    """Yields the folder into which the export is written."""
+    if not isinstance(folder, Path):
+        stored(folder).remove_folder(first=_CONFIG_FILE)
+        yield folder
+        return
     temporary = folder.with_name(folder.name + TEMPORARY_SUFFIX)
-    with storage_errors(folder, "exporting the model", sum(spec.num_bytes for spec in specs.values())):
-        make_folder(folder.parent)
+    make_folder(folder.parent)
+    shutil.rmtree(temporary, ignore_errors=True)
+    os.mkdir(temporary)
+    try:
+        yield temporary
+        _replace_folder(temporary, folder)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        os.mkdir(temporary)
-        try:
-            _write_weights(temporary, specs, _counted(tensors.read, len(specs), on_progress), max_file_bytes)
-            _copy_settings(source, temporary, dtype)
-            if write_more is not None:
-                write_more(temporary)
-            _replace_folder(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 class _ExportedTensors:
     """The tensors of an export, read from a checkpoint when they are written."""
 
-    def __init__(self, folder: Path, source: Path, weights: SavedWeights, prefix: str, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Location, source: Path, weights: SavedWeights, prefix: str, dtype: torch.dtype) -> None:
         self._folder, self._weights, self._prefix = folder, weights, prefix
         model = _meta_model(source)
         saved = self._saved(source, model)
@@ -195,7 +212,7 @@ def _model_shapes(model: PreTrainedModel) -> tuple[dict[str, tuple[int, ...]], s
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}, tied
 
 
-def _check_shape(folder: Path, name: str, shape: tuple[int, ...], expected: dict[str, tuple[int, ...]]) -> None:
+def _check_shape(folder: Location, name: str, shape: tuple[int, ...], expected: dict[str, tuple[int, ...]]) -> None:
     if expected.get(name) != shape:
         wanted = f"shape {list(expected[name])}" if name in expected else "no such tensor"
         raise CheckpointError(
@@ -218,7 +235,7 @@ def _counted(
 
 
 def _write_weights(
-    folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], max_file_bytes: int
+    folder: Location, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], max_file_bytes: int
 ) -> None:
     """Writes one weight file, or several and an index."""
     parts = _parts(specs, max_file_bytes)
@@ -248,13 +265,16 @@ def _parts(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> Sequence[Seq
     return parts
 
 
-def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Copies the configuration, the tokenizer and the generation settings, with `dtype` in config.json."""
+def _copy_settings(source: Path, target: Location) -> None:
+    """Copies the tokenizer and the generation settings."""
     for path in sorted(source.iterdir()):
         is_index = path.name.endswith(".index.json")
         if path.is_file() and path.suffix in _COPIED_SUFFIXES and not is_index and path.name != _CONFIG_FILE:
-            with durable_file(target / path.name) as descriptor:
-                write_all(descriptor, path.read_bytes())
+            write_file(target / path.name, path.read_bytes())
+
+
+def _write_config(source: Path, target: Location, dtype: torch.dtype) -> None:
+    """Writes the configuration, with `dtype`."""
     config = _read_config(source)
     # from_pretrained uses this dtype; older versions of transformers read `torch_dtype`.
     config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
@@ -266,9 +286,8 @@ def _read_config(source: Path) -> dict[str, object]:
     return config
 
 
-def _write_json(path: Path, document: dict[str, object]) -> None:
-    with durable_file(path) as descriptor:
-        write_all(descriptor, json.dumps(document, indent=2).encode() + b"\n")
+def _write_json(path: Location, document: dict[str, object]) -> None:
+    write_file(path, json.dumps(document, indent=2).encode() + b"\n")
 
 
 def _replace_folder(temporary: Path, folder: Path) -> None:

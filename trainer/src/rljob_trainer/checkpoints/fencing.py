@@ -15,10 +15,10 @@ folder; gaps are allowed.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
 from rljob_api.base import WireModel
 from rljob_api.constants import CONTRACT_VERSION
@@ -35,7 +35,7 @@ from rljob_trainer.checkpoints.layout import (
     seal,
     status_of,
 )
-from rljob_trainer.checkpoints.storage import create_absent, durable_file, make_folder, storage_errors, write_all
+from rljob_trainer.checkpoints.storage import Location, storage_errors, stored, write_file
 
 _FILE_PATTERN = re.compile(r"(\d{4,10})\.json")
 
@@ -49,9 +49,11 @@ class StartRecord(WireModel):
     """Folder names of the accepted checkpoints of earlier starts, newest first. Once the start saves, the first name is
     that of the checkpoint from which it resumed."""
     started_at: str
+    token: str = ""
+    """A random text. It distinguishes two processes with the same number, also if they began in the same second."""
 
 
-def announce_start(root: Path, start_number: int) -> None:
+def announce_start(root: Location, start_number: int) -> None:
     """Announces the start. Afterwards earlier starts can no longer commit. Call `accept_up_to` before the first save.
 
     Raises FencedError if this start or a later one was already announced.
@@ -62,12 +64,13 @@ def announce_start(root: Path, start_number: int) -> None:
         start_number=start_number,
         accepted=tuple(folder.name for folder in accepted),
         started_at=timestamp_now(),
+        token=secrets.token_hex(16),
     )
     path = _start_file(root, start_number)
     with storage_errors(root, "announcing a start"):
-        make_folder(path.parent)
+        stored(path.parent).make_folder()
         try:
-            create_absent(path, seal(record)[0])
+            stored(path).create(seal(record)[0])
         except FileExistsError as error:
             raise FencedError(
                 f"{root}: start {start_number} was already announced; give each start of the job a different number"
@@ -75,7 +78,7 @@ def announce_start(root: Path, start_number: int) -> None:
     refuse_if_fenced(root, start_number)
 
 
-def accept_up_to(root: Path, start_number: int, resumed_from: CheckpointFolder | None) -> None:
+def accept_up_to(root: Location, start_number: int, resumed_from: CheckpointFolder | None) -> None:
     """Records which checkpoint the announced start has resumed from. That checkpoint and older ones stay accepted.
     Newer ones were skipped, for example because they are damaged. They are no longer accepted, so that they can never
     become the newest again.
@@ -89,11 +92,12 @@ def accept_up_to(root: Path, start_number: int, resumed_from: CheckpointFolder |
     accepted = tuple(folder.name for folder in visible if resumed_from and folder <= resumed_from)
     if accepted == record.accepted:
         return
-    with storage_errors(root, "recording the resumed checkpoint"), durable_file(path) as descriptor:
-        write_all(descriptor, seal(record.model_copy(update={"accepted": accepted}))[0])
+    content = seal(record.model_copy(update={"accepted": accepted}))[0]
+    with storage_errors(root, "recording the resumed checkpoint"):
+        write_file(path, content)
 
 
-def name_of_resumed(root: Path, start_number: int) -> str | None:
+def name_of_resumed(root: Location, start_number: int) -> str | None:
     """Returns the name of the checkpoint that the start has resumed from; None for step 0. Only valid after
     `accept_up_to`.
 
@@ -102,9 +106,9 @@ def name_of_resumed(root: Path, start_number: int) -> str | None:
     return accepted[0] if accepted else None
 
 
-def refuse_if_fenced(root: Path, start_number: int) -> None:
+def refuse_if_fenced(root: Location, start_number: int) -> None:
     """Raises FencedError if a later start exists."""
-    newest = max(_start_numbers(root), default=0)
+    newest = newest_start(root)
     if newest > start_number:
         raise FencedError(
             f"{root}: a newer start of the trainer exists (start {newest}), so this one (start {start_number}) may no "
@@ -112,15 +116,20 @@ def refuse_if_fenced(root: Path, start_number: int) -> None:
         )
 
 
-def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]:
+def newest_start(root: Location) -> int:
+    """Returns the number of the newest start that was announced; 0 if there is none."""
+    return max((number for number, _ in _starts(root)), default=0)
+
+
+def visible_checkpoints(root: Location, start_number: int) -> list[CheckpointFolder]:
     """Returns the committed checkpoints that are accepted for this start, newest first, without reading their content.
 
     Raises FencedError if a later start exists, CheckpointError if the list of a start is damaged.
     """
     refuse_if_fenced(root, start_number)
-    accepted = {
-        number: set(_accepted_names(root, number)) for number in _start_numbers(root) if _has_list(root, number)
-    }
+    # An empty file means that the start ended while it was announcing itself (see `create_absent`), before it saved
+    # anything.
+    accepted = {number: set(_accepted_names(root, number)) for number, size in _starts(root) if size > 0}
     return [
         folder
         for folder in list_checkpoint_folders(root)
@@ -129,7 +138,7 @@ def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]
     ]
 
 
-def newest_of_job(root: Path, start_number: int, job_name: str) -> CheckpointStatus | None:
+def newest_of_job(root: Location, start_number: int, job_name: str) -> CheckpointStatus | None:
     """Returns the newest checkpoint whose manifest can be read, from which this start will probably resume. Reads only
     manifests; `find_newest_complete`, which is called later, reports damage.
 
@@ -149,24 +158,18 @@ def timestamp_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _start_numbers(root: Path) -> Iterator[int]:
-    folder = root / STARTS_FOLDER
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    matches = [_FILE_PATTERN.fullmatch(name) for name in names]
-    return (int(match[1]) for match in matches if match)
+def _starts(root: Location) -> Iterator[tuple[int, int]]:
+    """The number of each announced start, and the size of its file."""
+    for name, size in stored(root / STARTS_FOLDER).files().items():
+        if match := _FILE_PATTERN.fullmatch(name):
+            yield int(match[1]), size
 
 
-def _start_file(root: Path, start_number: int) -> Path:
+def _start_file(root: Location, start_number: int) -> Location:
     return root / STARTS_FOLDER / f"{start_number:04d}.json"
 
 
-def _has_list(root: Path, start_number: int) -> bool:
-    # An empty file means that the start ended while it was announcing itself (see `create_absent`), before it saved
-    # anything.
-    return _start_file(root, start_number).stat().st_size > 0
-
-
-def _accepted_names(root: Path, start_number: int) -> tuple[str, ...]:
+def _accepted_names(root: Location, start_number: int) -> tuple[str, ...]:
     path = _start_file(root, start_number)
     try:
         return read_sealed(path, StartRecord)[0].accepted

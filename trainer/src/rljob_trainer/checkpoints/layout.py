@@ -31,12 +31,12 @@ from rljob_api.scalars import Count, PositiveCount
 from rljob_api.tolerant_reading import CHECKPOINT, Reading, read_document
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import DamagedError
+from rljob_trainer.checkpoints.storage import Location, exists, stored
 
 log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 STARTS_FOLDER = "starts"
-TEMPORARY_SUFFIX = ".tmp"
 
 _FOLDER_PATTERN = re.compile(r"step-(\d{8,10})\.start-(\d{4,10})")
 _INDEX = re.compile(r"\[\d+\]")
@@ -110,7 +110,7 @@ class CheckpointFolder:
 
     step: int
     start_number: int
-    path: Path
+    path: Location
 
     @property
     def name(self) -> str:
@@ -128,31 +128,31 @@ def shard_file_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def list_checkpoint_folders(root: Path) -> list[CheckpointFolder]:
+def list_checkpoint_folders(root: Location) -> list[CheckpointFolder]:
     """Returns every checkpoint folder in `root`, complete or not, newest first; empty if `root` does not exist."""
     return sorted(_checkpoint_folders(root), reverse=True)
 
 
-def _checkpoint_folders(root: Path) -> Iterator[CheckpointFolder]:
-    if not root.is_dir():
-        return
-    for path in root.iterdir():
-        match = _FOLDER_PATTERN.fullmatch(path.name)
-        if match and path.is_dir():
-            yield CheckpointFolder(int(match[1]), int(match[2]), path)
+def _checkpoint_folders(root: Location) -> Iterator[CheckpointFolder]:
+    for name in stored(root).folders():
+        if match := _FOLDER_PATTERN.fullmatch(name):
+            yield CheckpointFolder(int(match[1]), int(match[2]), root / name)
 
 
-def has_manifest(folder: Path) -> bool:
+def has_manifest(folder: Location) -> bool:
     """Whether a commit was at least started. The manifest's content is not checked."""
-    return (folder / MANIFEST_FILE).exists()
+    return exists(folder / MANIFEST_FILE)
 
 
-def is_committed(folder: Path) -> bool:
+def is_committed(folder: Location) -> bool:
     """Whether the checkpoint was committed, even if its files are damaged now.
 
     An empty manifest does not count: without hard links, an interrupted commit leaves one (`create_absent`).
     """
-    return has_manifest(folder) and (folder / MANIFEST_FILE).stat().st_size > 0
+    try:
+        return stored(folder / MANIFEST_FILE).size() > 0
+    except FileNotFoundError:
+        return False
 
 
 def digest_of(data: bytes | memoryview) -> str:
@@ -171,13 +171,13 @@ def seal(document: WireModel) -> tuple[bytes, str]:
 DocumentType = TypeVar("DocumentType", bound=WireModel)
 
 
-def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[DocumentType, str]:
+def read_sealed(path: Location, document_type: type[DocumentType]) -> tuple[DocumentType, str]:
     """Reads the document of a sealed file, which another version may have written. Returns the document and its digest.
 
     Raises DamagedError, naming the file and the check that failed.
     """
     try:
-        sealed = path.read_bytes()
+        sealed = stored(path).read()
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read: {error.strerror}") from error
     content, end = sealed[len(_SEAL_START) : -_SEAL_END_LENGTH], sealed[-_SEAL_END_LENGTH:]
@@ -215,7 +215,7 @@ def _read(name: str, content: bytes, document_type: type[DocumentType]) -> Readi
         raise DamagedError(f"{name}: {where}: {first['msg']}") from error
 
 
-def read_manifest(folder: Path) -> tuple[Manifest, str]:
+def read_manifest(folder: Location) -> tuple[Manifest, str]:
     """Reads the manifest of a complete checkpoint. Returns the manifest and its digest, which identifies the whole
     checkpoint.
 
@@ -230,11 +230,10 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     return manifest, digest
 
 
-def status_of(folder: Path, manifest: Manifest, digest: str) -> CheckpointStatus:
+def status_of(folder: Location, manifest: Manifest, digest: str) -> CheckpointStatus:
     """Returns what the job's status shows of a checkpoint. The digest of its manifest covers all other digests."""
-    return CheckpointStatus(
-        step=manifest.step, uri=folder.resolve().as_uri(), digest=digest, saved_at=manifest.saved_at
-    )
+    uri = folder.resolve().as_uri() if isinstance(folder, Path) else folder.as_uri()
+    return CheckpointStatus(step=manifest.step, uri=uri, digest=digest, saved_at=manifest.saved_at)
 
 
 def warn_of_unknown_fields(what: str, paths: tuple[str, ...]) -> None:

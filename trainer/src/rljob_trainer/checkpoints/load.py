@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from rljob_trainer.checkpoints.layout import (
 )
 from rljob_trainer.checkpoints.merging import Box, overlap_of
 from rljob_trainer.checkpoints.sharding import local_block
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.checkpoints.tensor_file import (
     DTYPE_NAMES,
     DTYPES,
@@ -40,12 +42,15 @@ from rljob_trainer.checkpoints.tensor_file import (
 )
 from rljob_trainer.errors import ConfigurationError
 
+READS_AT_ONCE, MAX_BYTES_IN_PARALLEL = 8, 32 * 1024 * 1024
+"""How many tensors are read from a bucket at the same time, and the size of their pieces: together at most 256 MiB."""
+
 
 @dataclass(frozen=True)
 class Rejected:
     """A checkpoint that was skipped because it is damaged."""
 
-    folder: Path
+    folder: Location
     reason: str
     """A message with the file and the check that failed."""
 
@@ -57,7 +62,7 @@ class Rejected:
 class Found:
     """The newest checkpoint that passed the checks."""
 
-    folder: Path
+    folder: Location
     manifest: Manifest
     digest: str
     """Digest of the manifest."""
@@ -70,7 +75,7 @@ class Found:
         return CheckpointFolder(self.manifest.step, self.manifest.start_number, self.folder)
 
 
-def find_newest_complete(root: Path, start_number: int, digests: bool = True) -> Found | None:
+def find_newest_complete(root: Location, start_number: int, digests: bool = True) -> Found | None:
     """Finds the checkpoint that this start resumes from; None if there is none and the run begins at step 0.
 
     Damaged checkpoints are skipped. With `digests` every byte is verified. Otherwise only manifests and file sizes are
@@ -96,7 +101,7 @@ def find_newest_complete(root: Path, start_number: int, digests: bool = True) ->
     return None
 
 
-def refuse_existing(root: Path) -> None:
+def refuse_existing(root: Location) -> None:
     """Implements `resume: Never`. Raises ConfigurationError if a committed checkpoint exists, intact or damaged."""
     existing = [folder.name for folder in list_checkpoint_folders(root) if is_committed(folder.path)]
     if existing:
@@ -106,7 +111,7 @@ def refuse_existing(root: Path) -> None:
         )
 
 
-def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]:
+def check_checkpoint(folder: Location, digests: bool = True) -> tuple[Manifest, str]:
     """Verifies every byte of a checkpoint (without `digests` only file sizes). Returns the manifest and its digest.
 
     Raises DamagedError, naming the file and the check that failed.
@@ -123,7 +128,7 @@ def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]
 class CheckpointReader:
     """Reads blocks of a checkpoint's tensors. Reads a file's header when its first block is requested."""
 
-    def __init__(self, folder: Path, manifest: Manifest, compares_digests: bool) -> None:
+    def __init__(self, folder: Location, manifest: Manifest, compares_digests: bool) -> None:
         self.folder = folder
         self.manifest = manifest
         self._compares_digests = compares_digests
@@ -144,6 +149,12 @@ class CheckpointReader:
                 "probably saved with another model"
             )
         return self._entries[name]
+
+    def max_piece_bytes(self, name: str) -> int:
+        """Returns the size of the largest piece of a tensor, which `read_into` keeps in memory. Raises
+        CheckpointError."""
+        entry = self.entry(name)
+        return max((math.prod(piece.shape) * DTYPES[entry.dtype].itemsize for piece in entry.pieces), default=0)
 
     def read(self, name: str) -> torch.Tensor:
         """Returns the whole tensor, on the CPU, with the dtype with which it was saved."""
@@ -203,12 +214,12 @@ def _slices(box: Box, offsets: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(start - offset, end - offset) for (start, end), offset in zip(box, offsets, strict=True))
 
 
-def open_checkpoint(folder: Path) -> CheckpointReader:
+def open_checkpoint(folder: Location) -> CheckpointReader:
     """Opens a reader that verifies the digest of every piece that it reads. Raises DamagedError."""
     return CheckpointReader(folder, read_manifest(folder)[0], compares_digests=True)
 
 
-def open_known_checkpoint(folder: Path) -> CheckpointReader:
+def open_known_checkpoint(folder: Location) -> CheckpointReader:
     """Opens a reader for a checkpoint that this start has written or resumed from. The bytes of such a checkpoint were
     already hashed when they were written, or verified when they were loaded. So only manifest, headers and sizes are
     checked.
@@ -225,13 +236,33 @@ def load_into(named: Iterable[tuple[str, torch.Tensor | DTensor]], reader: Check
     another shape or dtype, DamagedError if bytes have changed. Some tensors may be filled then; loading another
     checkpoint overwrites them.
     """
-    for name, tensor in named:
-        block = local_block(name, tensor)
-        saved = reader.entry(name).global_shape
-        if saved != block.global_shape:
-            raise CheckpointError(
-                f"{reader.folder}: tensor {name} was saved with shape {list(saved)}, but the model needs "
-                f"{list(block.global_shape)}; the checkpoint belongs to another model"
-            )
-        if block.local.numel():
-            reader.read_into(name, block.offsets, block.local)
+    if isinstance(reader.folder, Path):
+        for name, tensor in named:
+            _load_one(name, tensor, reader)
+        return
+    # A request to a bucket takes long, so small tensors are read several at a time. Large ones are read alone, to bound
+    # the memory; their requests are parallel, too.
+    large = []
+    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="checkpoint-read") as pool:
+        waiting = []
+        for name, tensor in named:
+            if reader.max_piece_bytes(name) > MAX_BYTES_IN_PARALLEL:
+                large.append((name, tensor))
+            else:
+                waiting.append(pool.submit(_load_one, name, tensor, reader))
+        for each in waiting:
+            each.result()
+    for name, tensor in large:
+        _load_one(name, tensor, reader)
+
+
+def _load_one(name: str, tensor: torch.Tensor | DTensor, reader: CheckpointReader) -> None:
+    block = local_block(name, tensor)
+    saved = reader.entry(name).global_shape
+    if saved != block.global_shape:
+        raise CheckpointError(
+            f"{reader.folder}: tensor {name} was saved with shape {list(saved)}, but the model needs "
+            f"{list(block.global_shape)}; the checkpoint belongs to another model"
+        )
+    if block.local.numel():
+        reader.read_into(name, block.offsets, block.local)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import Piece, ShardRecord, TensorEntry
+from rljob_trainer.checkpoints.storage import Location
 
 
-def merge_tensors(folder: Path, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
+def merge_tensors(folder: Location, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
     """Returns one entry per tensor with the pieces of all ranks, in the order in which the ranks name the tensors.
 
     Raises CheckpointError if ranks disagree about a tensor, or if pieces overlap or leave a gap.
@@ -33,7 +33,7 @@ def merge_tensors(folder: Path, records: Sequence[ShardRecord]) -> tuple[TensorE
     return tuple(merged)
 
 
-def _check_cover(folder: Path, entry: TensorEntry, pieces: list[Piece]) -> None:
+def _check_cover(folder: Location, entry: TensorEntry, pieces: list[Piece]) -> None:
     for piece in pieces:
         ends = [offset + size for offset, size in zip(piece.offsets, piece.shape, strict=True)]
         if any(end > limit for end, limit in zip(ends, entry.global_shape, strict=True)):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Collection
 
 from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.fencing import name_of_resumed, refuse_if_fenced, visible_checkpoints
-from rljob_trainer.checkpoints.layout import CheckpointFolder, list_checkpoint_folders
+from rljob_trainer.checkpoints.layout import MANIFEST_FILE, CheckpointFolder, list_checkpoint_folders
 from rljob_trainer.checkpoints.load import check_checkpoint
-from rljob_trainer.checkpoints.storage import remove_folder, storage_errors
+from rljob_trainer.checkpoints.storage import Location, storage_errors, stored
 
 
-def prune(root: Path, start_number: int, keep: int) -> list[Path]:
-    """Keeps the `keep` newest intact checkpoints and removes older ones. Returns the folders that were removed.
+def prune(root: Location, start_number: int, keep: int, best_steps: Collection[int] = ()) -> list[Location]:
+    """Keeps the `keep` newest intact checkpoints and those of `best_steps`, and removes older ones. Returns the folders
+    that were removed.
 
     A checkpoint counts as intact if its manifest is valid and all files exist with the right sizes. Tensors are not
     read. Otherwise training would wait at every save until the whole model and its optimizer state are read. Much of it
@@ -30,16 +31,18 @@ def prune(root: Path, start_number: int, keep: int) -> list[Path]:
     """
     assert keep >= 1, keep
     visible = visible_checkpoints(root, start_number)
-    removed = []
-    for folder in [*_outdated(root, start_number, visible, keep), *_leftovers(root, start_number, visible)]:
+    removed: list[Location] = []
+    outdated = [each for each in _outdated(root, start_number, visible, keep) if each.step not in best_steps]
+    for folder in [*outdated, *_leftovers(root, start_number, visible)]:
         refuse_if_fenced(root, start_number)
         with storage_errors(folder.path, "removing an old checkpoint"):
-            remove_folder(folder.path)
+            # The manifest goes first, so that after an interruption the rest does not look like a checkpoint.
+            stored(folder.path).remove_folder(first=MANIFEST_FILE)
         removed.append(folder.path)
     return removed
 
 
-def _outdated(root: Path, start_number: int, visible: list[CheckpointFolder], keep: int) -> list[CheckpointFolder]:
+def _outdated(root: Location, start_number: int, visible: list[CheckpointFolder], keep: int) -> list[CheckpointFolder]:
     """Returns the checkpoints that are older than the `keep` newest intact ones, newest first. Returns nothing if none
     of the kept checkpoints is known to be good."""
     if len(visible) <= keep:
@@ -58,7 +61,7 @@ def _outdated(root: Path, start_number: int, visible: list[CheckpointFolder], ke
     return []
 
 
-def _leftovers(root: Path, start_number: int, visible: list[CheckpointFolder]) -> list[CheckpointFolder]:
+def _leftovers(root: Location, start_number: int, visible: list[CheckpointFolder]) -> list[CheckpointFolder]:
     """Returns what earlier starts left behind, and failed saves of this start (see `prune`)."""
     newest_step = max((folder.step for folder in visible if folder.start_number == start_number), default=0)
     return [

@@ -33,7 +33,7 @@ from rljob_trainer.checkpoints.layout import (
 )
 from rljob_trainer.checkpoints.merging import merge_tensors
 from rljob_trainer.checkpoints.sharding import ShardedTensor
-from rljob_trainer.checkpoints.storage import create_absent, free_bytes, make_folder, remove_folder, storage_errors
+from rljob_trainer.checkpoints.storage import Location, storage_errors, stored
 from rljob_trainer.checkpoints.tensor_file import (
     WrittenFile,
     check_tensor_files,
@@ -43,7 +43,7 @@ from rljob_trainer.checkpoints.tensor_file import (
 )
 
 
-def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> Path:
+def begin_save(root: Location, step: int, start_number: int, num_bytes: int = 0) -> Location:
     """Creates the folder of a new checkpoint; only called by the controller.
 
     `num_bytes` is the sum of `num_shard_bytes` over the ranks. It is compared with the free space before anything is
@@ -57,13 +57,13 @@ def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> 
     if is_committed(folder):
         raise CheckpointError(f"{folder}: step {step} is already saved; do not save a step twice in one start")
     with storage_errors(folder, "creating the checkpoint's folder", num_bytes):
-        free = free_bytes(root)
-        if num_bytes > free:
+        free = stored(root).free_bytes()
+        if free is not None and num_bytes > free:
             raise CheckpointError(
                 f"{folder}: not enough free space for the checkpoint: {num_bytes:,} bytes needed, {free:,} bytes free; "
                 "free some space, for example by removing old checkpoints. Earlier checkpoints are unchanged"
             )
-        make_folder(folder)
+        stored(folder).make_folder()
     return folder
 
 
@@ -72,7 +72,7 @@ def num_shard_bytes(tensors: Sequence[ShardedTensor]) -> int:
     return sum(num_tensor_bytes(tensor.local) for tensor in tensors)
 
 
-def save_shard(folder: Path, rank: int, tensors: Sequence[ShardedTensor]) -> ShardRecord:
+def save_shard(folder: Location, rank: int, tensors: Sequence[ShardedTensor]) -> ShardRecord:
     """Writes this rank's blocks. The blocks are durable on return, but part of a checkpoint only after `commit`.
 
     Raises CheckpointError with the folder, and the bytes needed and free. Then no part of the file remains.
@@ -150,7 +150,9 @@ class PendingShard:
         return self._future.result(timeout_seconds)
 
 
-def save_shard_async(folder: Path, rank: int, tensors: Sequence[ShardedTensor], buffers: HostBuffers) -> PendingShard:
+def save_shard_async(
+    folder: Location, rank: int, tensors: Sequence[ShardedTensor], buffers: HostBuffers
+) -> PendingShard:
     """Like `save_shard`, but only blocks during the copy into `buffers`; the tensors may change afterwards.
 
     Raises CheckpointError while the previous save still uses the buffers: call its `wait` first, or skip this save.
@@ -167,8 +169,8 @@ def save_shard_async(folder: Path, rank: int, tensors: Sequence[ShardedTensor], 
 
 
 def commit(
-    root: Path,
-    folder: Path,
+    root: Location,
+    folder: Location,
     step: int,
     start_number: int,
     records: Sequence[ShardRecord],
@@ -186,7 +188,7 @@ def commit(
     content, digest = seal(manifest)
     with storage_errors(folder, f"writing {MANIFEST_FILE}", len(content)):
         try:
-            create_absent(folder / MANIFEST_FILE, content)
+            stored(folder / MANIFEST_FILE).create(content)
         except FileExistsError as error:
             raise CheckpointError(f"{folder}: is already committed; do not save a step twice in one start") from error
     # A later start may have been announced since the first check. Whether or not it accepts this checkpoint, this start
@@ -196,7 +198,7 @@ def commit(
 
 
 def _manifest(
-    folder: Path, step: int, start_number: int, records: Sequence[ShardRecord], extra: Mapping[str, JsonValue]
+    folder: Location, step: int, start_number: int, records: Sequence[ShardRecord], extra: Mapping[str, JsonValue]
 ) -> Manifest:
     if folder.name != folder_name(step, start_number):
         raise CheckpointError(
@@ -223,12 +225,13 @@ def _manifest(
     )
 
 
-def discard_save(folder: Path) -> None:
+def discard_save(folder: Location) -> None:
     """Removes the files of a failed save. Only called by the controller, when no rank is writing.
 
-    Does not touch a committed checkpoint. Never raises OSError, because this is called while another error is handled;
-    `prune` removes what remains.
+    Does not touch a committed checkpoint. Raises no error, because this is called while another error is handled;
+    `prune` removes what remains. In a bucket nothing is removed: if the answer to the manifest's request was lost, the
+    manifest may still appear, and must then find its files.
     """
     with suppress(OSError):
-        if folder.exists() and not is_committed(folder):
-            remove_folder(folder)
+        if isinstance(folder, Path) and not is_committed(folder):
+            stored(folder).remove_folder(first=MANIFEST_FILE)

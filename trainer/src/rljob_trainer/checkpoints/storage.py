@@ -1,138 +1,116 @@
-"""Durable changes to a folder: once these functions return, the change survives a crash of the process or the node.
-
-The order is always the same: write a temporary file, fsync it, rename it, fsync the folder.
-"""
+"""Where the files of checkpoints are: in a folder, or in a bucket. Both have the same operations (`Stored`)."""
 
 from __future__ import annotations
 
 import errno
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Protocol
 
+from rljob_api.v1alpha1.checkpoint import CheckpointStorage
+from rljob_bucket.paths import BucketPath, job_folder
 from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.layout import MANIFEST_FILE, TEMPORARY_SUFFIX
+from rljob_trainer.checkpoints.local_storage import LocalFile
 
-_MAX_WRITE_BYTES = 64 * 1024 * 1024
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
-"""Error numbers of link(2) on file systems without hard links."""
+CHECKPOINTS = "checkpoints"
+"""Name of the folder of checkpoints in the job's folder."""
+
+Location = Path | BucketPath
+"""Name of a file or folder of checkpoints. It contains no credentials and may be sent to other processes."""
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Writes all bytes, with several write calls if necessary."""
-    view = memoryview(data)
-    written = 0
-    while written < len(view):
-        written += os.write(descriptor, view[written : written + _MAX_WRITE_BYTES])
+class Stored(Protocol):
+    """A file or folder at a location. Methods raise FileNotFoundError and other kinds of OSError for a local file, and
+    FileNotFoundError and StorageUnavailableError for a file in a bucket."""
+
+    def writer(self, num_bytes: int) -> AbstractContextManager[Callable[[bytes | memoryview], None]]:
+        """Yields a function that writes the next part of the file. `num_bytes`: the expected size. After the block the
+        whole file is durable and replaces an earlier one; after an error in the block no part of it remains."""
+
+    def create(self, data: bytes) -> None:
+        """Creates the file with this content, atomically. Raises FileExistsError if the file exists with another
+        content: of concurrent callers with different contents exactly one succeeds."""
+
+    def read(self) -> bytes:
+        """Returns the content of a small file."""
+
+    def read_into(self, start: int, buffer: memoryview) -> int:
+        """Fills the buffer with the file's bytes from `start` on. Returns their number, which is smaller than the
+        buffer if the file ends before."""
+
+    def size(self) -> int:
+        """Returns the size of the file in bytes."""
+
+    def files(self) -> dict[str, int]:
+        """Returns the files directly in the folder, with their sizes; empty if the folder does not exist."""
+
+    def folders(self) -> list[str]:
+        """Returns the names of the folders directly in the folder; empty if it does not exist."""
+
+    def make_folder(self) -> None:
+        """Creates the folder and its parents if they do not exist. Does nothing in a bucket, which has no folders."""
+
+    def remove(self) -> None:
+        """Removes the file if it exists."""
+
+    def remove_folder(self, first: str) -> None:
+        """Removes the folder and its files if it exists. The file `first` is removed first, if it exists."""
+
+    def free_bytes(self) -> int | None:
+        """Returns the bytes that can still be written; None if there is no limit, as in a bucket."""
+
+
+def job_location(storage: CheckpointStorage | None, job_name: str) -> BucketPath | None:
+    """Returns the folder of a job in its bucket; None if the job uses a local or mounted folder."""
+    return job_folder(storage.s3, job_name) if storage is not None and storage.s3 is not None else None
+
+
+def checkpoint_location(storage: CheckpointStorage | None, job_name: str, local_folder: Path) -> Location:
+    """Returns the folder of a job's checkpoints: in its bucket, or `local_folder`."""
+    folder = job_location(storage, job_name)
+    return local_folder if folder is None else folder / CHECKPOINTS
+
+
+def stored(location: Location) -> Stored:
+    """Returns the operations on a location."""
+    if isinstance(location, Path):
+        return LocalFile(location)
+    # Only here, so that folders work without the library for buckets (docs/gpu.md).
+    from rljob_trainer.checkpoints.bucket_storage import BucketFile
+
+    return BucketFile(location)
+
+
+def exists(location: Location) -> bool:
+    """Whether there is a file."""
+    try:
+        stored(location).size()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def write_file(location: Location, data: bytes) -> None:
+    """Writes a small file, and replaces an earlier one."""
+    with stored(location).writer(len(data)) as write:
+        write(data)
 
 
 @contextmanager
-def durable_file(path: Path, publish: Callable[[Path, Path], None] | None = None) -> Iterator[int]:
-    """Yields a descriptor to write the file's content. After the block the file is durable and has its final name.
-
-    `publish(temporary, path)` renames the file; without it, an existing file is replaced. After an error the temporary
-    file is removed.
-    """
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            yield descriptor
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if publish:
-            publish(temporary, path)
-        else:
-            os.replace(temporary, path)
-        sync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def create_absent(path: Path, data: bytes) -> None:
-    """Creates the file with this content, atomically.
-
-    Raises FileExistsError if the file exists: of two concurrent callers exactly one succeeds.
-    """
-    with durable_file(path, _publish_absent) as descriptor:
-        write_all(descriptor, data)
-
-
-def _publish_absent(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-        os.unlink(temporary)
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        # SMB and most object-store mounts have no hard links. An empty file reserves the name, and the rename replaces
-        # it atomically. Readers treat an empty file as absent.
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-        os.replace(temporary, path)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems reject the call, because they always sync folders.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(folder: Path) -> None:
-    """Creates the folder and its parents if they do not exist; their names are durable afterwards."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    with suppress(FileExistsError):
-        os.mkdir(folder)
-    sync_folder(folder.parent)
-
-
-def remove_folder(folder: Path) -> None:
-    """Removes a checkpoint's folder. The manifest is removed first, so that after an interruption the rest does not
-    look like a complete checkpoint."""
-    manifest = folder / MANIFEST_FILE
-    if manifest.exists():
-        os.unlink(manifest)
-        sync_folder(folder)
-    for path in folder.iterdir():
-        os.unlink(path)
-    os.rmdir(folder)
-    sync_folder(folder.parent)
-
-
-def free_bytes(folder: Path) -> int:
-    """Returns the bytes that an ordinary user can still write in the file system of `folder` (or of its nearest
-    existing parent)."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-@contextmanager
-def storage_errors(folder: Path, doing: str, num_bytes: int = 0) -> Iterator[None]:
-    """Converts an OSError of the block into a CheckpointError with the folder, and the bytes needed and free."""
+def storage_errors(location: Location, doing: str, num_bytes: int = 0) -> Iterator[None]:
+    """Converts an OSError of the block into a CheckpointError with the location, and the bytes needed and free."""
     try:
         yield
     except OSError as error:
         needed = f"; {num_bytes:,} bytes needed" if num_bytes else ""
         try:
-            free = f"{free_bytes(folder):,} bytes free"
+            num_free = stored(location).free_bytes()
         except OSError:
-            free = "free space unknown"
+            num_free = None
+        free = "free space unknown" if num_free is None else f"{num_free:,} bytes free"
         raise CheckpointError(
-            f"{folder}: {doing} failed: {error.strerror or error}{needed}, {free}; {_advice(error.errno)}"
+            f"{location}: {doing} failed: {error.strerror or error}{needed}, {free}; {_advice(error.errno)}"
         ) from error
 
 

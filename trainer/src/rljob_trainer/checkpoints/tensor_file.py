@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.layout import digest_of
-from rljob_trainer.checkpoints.storage import durable_file, write_all
+from rljob_trainer.checkpoints.storage import Location, stored
 from rljob_trainer.observability.activity import ACTIVITY
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -89,25 +88,26 @@ def num_tensor_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> WrittenFile:
+def write_tensor_file(path: Location, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> WrittenFile:
     """Writes the tensors (on any device) to a safetensors file, which is durable on return.
 
     Raises OSError; then no part of the file remains.
     """
     specs = _in_file_order({name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
     header = _header(specs, metadata)
+    num_bytes = len(header) + sum(spec.num_bytes for spec in specs.values())
     pool = ThreadPoolExecutor(NUM_HASH_THREADS, thread_name_prefix="checkpoint-digest")
     try:
         digests: dict[str, Future[str]] = {}
-        with durable_file(path) as descriptor:
-            write_all(descriptor, header)
+        with stored(path).writer(num_bytes) as write:
+            write(header)
             for number, name in enumerate(specs, 1):
                 ACTIVITY.report_activity("tensors of a checkpoint written", number, len(specs))
                 data = _bytes_of(tensors[name])
                 digests[name] = pool.submit(digest_of, data)
-                write_all(descriptor, data)
+                write(data)
         return WrittenFile(
-            num_bytes=len(header) + sum(spec.num_bytes for spec in specs.values()),
+            num_bytes=num_bytes,
             header_digest=digest_of(header),
             tensor_digests={name: digest.result() for name, digest in digests.items()},
         )
@@ -116,7 +116,7 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
 
 
 def stream_tensor_file(
-    path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], metadata: Mapping[str, str]
+    path: Location, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], metadata: Mapping[str, str]
 ) -> None:
     """Like `write_tensor_file`, but reads one tensor at a time with `read`, and computes no digests. Tensors are read
     by decreasing element size, and in the order of `specs` within the same size.
@@ -126,11 +126,12 @@ def stream_tensor_file(
     # Wide elements first, as in all files. Within the same width the order of `specs` stays, because `read` may be
     # faster in that order.
     ordered = dict(sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize))
-    with durable_file(path) as descriptor:
-        write_all(descriptor, _header(ordered, metadata))
+    header = _header(ordered, metadata)
+    with stored(path).writer(len(header) + sum(spec.num_bytes for spec in ordered.values())) as write:
+        write(header)
         for name in ordered:
             # Without a variable, so that the tensor is freed before the next one is read.
-            write_all(descriptor, _bytes_of(_as_in_header(name, read(name), ordered[name])))
+            write(_bytes_of(_as_in_header(name, read(name), ordered[name])))
 
 
 def _as_in_header(name: str, tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -172,16 +173,15 @@ class Span:
     end: int
 
 
-def read_header(path: Path) -> tuple[bytes, dict[str, Span]]:
+def read_header(path: Location) -> tuple[bytes, dict[str, Span]]:
     """Returns the first part of a safetensors file (length and header), and the byte range of each tensor.
 
     Raises DamagedError if the file or its header is missing or unreadable.
     """
     try:
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            length = int.from_bytes(prefix, "little")
-            text = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+        prefix = _read(path, 0, 8)
+        length = int.from_bytes(prefix, "little")
+        text = _read(path, 8, length) if length <= _MAX_HEADER_BYTES else b""
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read: {error.strerror}") from error
     data_start = len(prefix) + length
@@ -195,7 +195,13 @@ def read_header(path: Path) -> tuple[bytes, dict[str, Span]]:
     return prefix + text, spans
 
 
-def read_checked_header(path: Path, expected_digest: str) -> dict[str, Span]:
+def _read(path: Location, start: int, num_bytes: int) -> bytes:
+    """Returns the bytes from `start` on; fewer if the file ends before."""
+    data = bytearray(num_bytes)
+    return bytes(data[: stored(path).read_into(start, memoryview(data))])
+
+
+def read_checked_header(path: Location, expected_digest: str) -> dict[str, Span]:
     """Returns the byte range of each tensor. Raises DamagedError if the header has changed."""
     header, spans = read_header(path)
     digest = digest_of(header)
@@ -208,14 +214,14 @@ def read_checked_header(path: Path, expected_digest: str) -> dict[str, Span]:
 class _Check:
     """One byte range of a file, and the expected digest."""
 
-    path: Path
+    path: Location
     tensor: str
     start: int
     end: int
     digest: str
 
 
-def check_tensor_files(folder: Path, files: Mapping[str, WrittenFile], digests: bool = True) -> None:
+def check_tensor_files(folder: Location, files: Mapping[str, WrittenFile], digests: bool = True) -> None:
     """Compares files with what was written: first sizes, then (with `digests`) every byte, in parallel threads.
 
     Raises DamagedError for the first difference, with file, tensor and check.
@@ -230,9 +236,9 @@ def check_tensor_files(folder: Path, files: Mapping[str, WrittenFile], digests: 
             pass
 
 
-def _check_size(path: Path, num_bytes: int) -> None:
+def _check_size(path: Location, num_bytes: int) -> None:
     try:
-        size = path.stat().st_size
+        size = stored(path).size()
     except FileNotFoundError as error:
         raise DamagedError(f"{path.name} is missing") from error
     except OSError as error:
@@ -241,7 +247,7 @@ def _check_size(path: Path, num_bytes: int) -> None:
         raise DamagedError(f"{path.name} has {size:,} bytes, but {num_bytes:,} were written")
 
 
-def _checks(path: Path, expected: WrittenFile) -> Iterator[_Check]:
+def _checks(path: Location, expected: WrittenFile) -> Iterator[_Check]:
     spans = read_checked_header(path, expected.header_digest)
     if spans.keys() != expected.tensor_digests.keys():
         raise DamagedError(f"{path.name}: does not contain exactly the tensors in the manifest")
@@ -257,38 +263,32 @@ def _check_range(check: _Check) -> None:
     compare_tensor_digest(check.path, check.tensor, digest, check.digest)
 
 
-def compare_tensor_digest(path: Path, tensor: str, digest: str, expected: str) -> None:
+def compare_tensor_digest(path: Location, tensor: str, digest: str, expected: str) -> None:
     """Raises DamagedError if the digests differ."""
     if digest != expected:
         raise DamagedError(f"{path.name}: digest of tensor {tensor} is {digest}, but {expected} was written")
 
 
-def _digest_of_range(path: Path, start: int, end: int) -> str:
+def _digest_of_range(path: Location, start: int, end: int) -> str:
     running: _Hash = sha256()
     buffer = memoryview(bytearray(min(_READ_BYTES, end - start)))
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while start < end:
-            count = file.readinto(buffer[: min(len(buffer), end - start)])
-            if not count:
-                break
-            running.update(buffer[:count])
-            start += count
+    file = stored(path)
+    while start < end:
+        count = file.read_into(start, buffer[: min(len(buffer), end - start)])
+        if not count:
+            break
+        running.update(buffer[:count])
+        start += count
     return f"sha256:{running.hexdigest()}"
 
 
-def read_range(path: Path, span: Span) -> bytearray:
+def read_range(path: Location, span: Span) -> bytearray:
     """Reads the bytes of a range. Raises DamagedError if the file is too short or cannot be read."""
     data = bytearray(span.end - span.start)
-    view, count = memoryview(data), 0
     try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(span.start)
-            while count < len(data):
-                read = file.readinto(view[count:])
-                if not read:
-                    raise DamagedError(f"{path.name} is truncated: it ends before byte {span.end:,}")
-                count += read
+        count = stored(path).read_into(span.start, memoryview(data))
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read: {error.strerror}") from error
+    if count < len(data):
+        raise DamagedError(f"{path.name} is truncated: it ends before byte {span.end:,}")
     return data

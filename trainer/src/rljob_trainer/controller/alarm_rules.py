@@ -100,13 +100,16 @@ class Rule:
 
 
 def rules_of(spec: RLJobSpec) -> tuple[Rule, ...]:
-    """The alarms of a job, most serious first. `spec.training.model.dtype` must not be `Auto`."""
+    """The alarms of a job, most serious first. `spec.training.model.dtype` must not be `Auto`.
+
+    A KL to another model than the policy at step 0 does not show how far the policy has moved, so it has no alarm."""
+    has_own_reference = spec.roles.ref.model is not None
     max_norm, max_failures = spec.training.optimizer.max_gradient_norm, spec.training.max_failure_rate
     return (
         Rule(Reason.REWARD_ERRORS, 1, RewardErrors(max_failures, spec.training.rewards).observe),
         Rule(Reason.RESPONSES_EXCLUDED, 1, ResponsesExcluded(max_failures).observe),
         Rule(Reason.HIGH_GRADIENT_NORM, 3, GradientNorm(max_norm).observe),
-        Rule(Reason.HIGH_KL, 3, Kl().observe),
+        *([] if has_own_reference else [Rule(Reason.HIGH_KL, 3, Kl().observe)]),
         Rule(Reason.ROLLOUT_MISMATCH, 3, lambda metrics: rollout_mismatch(metrics, spec)),
         Rule(Reason.TOKENS_REJECTED, 3, lambda metrics: tokens_rejected(metrics, spec)),
         Rule(Reason.ADAPTERS_ROUNDED, 8, lambda metrics: adapters_rounded(metrics, spec)),
@@ -365,7 +368,7 @@ class Kl:
         if not math.isfinite(kl):
             return _not_finite("the KL divergence of policy and reference")
         if self.range is None:
-            # A reference that is another model has a large KL from the first step on.
+            # A resumed run may have another policy as its reference, with a large KL from its first step on.
             self.range = UsualRange(USUAL_KL, MEDIAN_FACTOR * kl if kl > USUAL_KL else USUAL_KL)
         limit = self.range.limit_for(kl)
         if kl <= limit:

@@ -28,7 +28,9 @@ from rljob_trainer.controller.checks.fit import (
     check_fit,
     check_row_lengths,
     needs_critic,
+    needs_reference,
 )
+from rljob_trainer.controller.checks.reference_model import reference_model
 from rljob_trainer.controller.critic_and_reward_models import critic_model, found_reward_model
 from rljob_trainer.controller.hub_models import (
     HubModel,
@@ -37,7 +39,7 @@ from rljob_trainer.controller.hub_models import (
     hub_model_of,
     hub_role_models_of,
     role_models_at_saved_commits,
-    warn_if_reward_model_changed,
+    warn_if_models_changed,
 )
 from rljob_trainer.controller.model_roles import (
     Models,
@@ -45,7 +47,7 @@ from rljob_trainer.controller.model_roles import (
     reward_settings,
     roles_with_policy_model,
 )
-from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts
+from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts, rows_with_answers
 from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
 from rljob_trainer.engines.rollout.select import vllm_supports_adapters
 from rljob_trainer.engines.train.kernels import check_kernel_device
@@ -56,6 +58,7 @@ from rljob_trainer.settings import Settings
 from rljob_trainer.source_paths import looks_local
 from rljob_trainer.workers.factories import (
     CRITIC,
+    REFERENCE,
     REWARD_MODEL,
 )
 
@@ -106,12 +109,13 @@ def built_run(
         if settings.device_type is not None:
             check_kernel_device(job.spec.training.model.kernels, settings.device_type)
         check_fit(job.spec, engine, policy.folder, prompts, layouts)
-        known = prompts if environment is None else replace(prompts, training=environment.prompts, held_out=())
+        known = prompts if environment is None else replace(prompts, training=environment.prompts, held_out={})
         models, hub_role_models = found_models(
             job.spec, settings, policy, known, saved.hub_role_models if saved else HubRoleModels()
         )
         log.info("data: %s", prompts if job.spec.training.dataset else "no dataset; the environment makes the prompts")
-        drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, prompts.held_out, doing)
+        with_answers = rows_with_answers(prompts, job.spec.training)
+        drawn_row_filter = check_rewards(reward.scorers, check_pools, prompts.training, with_answers, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
         check_kernel_device(job.spec.training.model.kernels, device_type)
@@ -173,16 +177,18 @@ def found_policy(spec: RLJobSpec, settings: Settings, saved: AutoSettings | None
 def found_models(
     spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, saved: HubRoleModels
 ) -> tuple[Models, HubRoleModels]:
-    """Finds and checks the critic and the reward model. Returns all models of the run, and the commits of critic and
-    reward model for checkpoints. Raises ConfigurationError."""
+    """Finds and checks the models of critic, reward model and reference. Returns all models of the run, and the commits
+    of these three for checkpoints. Raises ConfigurationError."""
     pinned = role_models_at_saved_commits(spec, saved, partial(looks_local, base_folder=settings.job_folder))
-    folders, critic = (settings.cache_folder, settings.job_folder), None
+    folders, critic, reference = (settings.cache_folder, settings.job_folder), None, None
     if needs_critic(spec):
         critic = critic_model(pinned, policy.folder, prompts, layout_of(spec, CRITIC), *folders)
     reward_model = found_reward_model(pinned, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
-    hub_role_models = hub_role_models_of(spec, critic, reward_model.location if reward_model else None)
-    warn_if_reward_model_changed(saved, hub_role_models)
-    return Models(policy.location, critic, reward_model), hub_role_models
+    if needs_reference(spec):
+        reference = reference_model(pinned, policy.folder, prompts, layout_of(spec, REFERENCE), *folders)
+    hub_role_models = hub_role_models_of(spec, critic, reward_model.location if reward_model else None, reference)
+    warn_if_models_changed(saved, hub_role_models)
+    return Models(policy.location, critic, reward_model, reference), hub_role_models
 
 
 def model_sizes(policy: FoundPolicy, models: Models) -> tuple[ModelSize, ModelSize]:

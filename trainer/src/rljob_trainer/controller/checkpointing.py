@@ -11,7 +11,8 @@ start (controller), load the tensors (all workers; each verifies what it reads),
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_api.yaml_text import wire_path
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
-from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
+from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start, visible_checkpoints
 from rljob_trainer.checkpoints.layout import (
     CheckpointFolder,
     Manifest,
+    ShardRecord,
     is_committed,
     list_checkpoint_folders,
     status_of,
@@ -37,7 +39,9 @@ from rljob_trainer.checkpoints.layout import (
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.auto_settings import AutoSettings
+from rljob_trainer.controller.evaluations.best_checkpoints import BestCheckpoints, BestState
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.protocols import TrainedGroup
@@ -73,6 +77,8 @@ class ControllerState(WireModel):
     """False if an evaluation is due after this step, but was not done yet, for example because of a stop."""
     choices: AutoSettings
     """The resolved `Auto` settings."""
+    best: BestState | None = None
+    """The best checkpoints up to this one; None without `keepBest`."""
 
 
 def state_of(manifest: Manifest) -> ControllerState:
@@ -101,7 +107,7 @@ class ResumePoint:
     """Messages about newer checkpoints that were skipped, and why."""
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Location:
         """The folder of the checkpoint."""
         return self.checkpoint.path
 
@@ -111,14 +117,14 @@ class PendingSave:
     """A save in progress: its folder, and the controller's state when the workers' state was copied. If an evaluation
     follows the same step, the copy is made before the evaluation."""
 
-    folder: Path
+    folder: Location
     state: ControllerState
 
 
 class Checkpointing:
     """Saves and loads the checkpoints of one start of the trainer."""
 
-    def __init__(self, spec: CheckpointSpec, root: Path, start_number: int, job_name: str) -> None:
+    def __init__(self, spec: CheckpointSpec, root: Location, start_number: int, job_name: str) -> None:
         self.spec = spec
         self.root = root
         self.start_number = start_number
@@ -126,8 +132,13 @@ class Checkpointing:
         self.last_begun_step: int | None = None
         """The number of completed steps at the latest save that was begun, or in the checkpoint that was loaded."""
         self.pending: PendingSave | None = None
-        self.newest: Path | None = None
+        self._committing: Future[CheckpointStatus] | None = None
+        """The commit of the save in progress, once it has begun."""
+        self.newest: Location | None = None
         """The newest checkpoint that this start has committed or resumed from."""
+        self.best = BestCheckpoints(spec.keep_best) if spec.keep_best is not None else None
+        self.before_commit: Callable[[], None] = lambda: None
+        """Called before each commit. Raises nothing."""
         self.choices: AutoSettings | None = None
         """The resolved `Auto` settings, which every checkpoint stores. None until they are resolved; this needs the
         checkpoint to resume from."""
@@ -178,6 +189,8 @@ class Checkpointing:
         accept_up_to(self.root, self.start_number, point.checkpoint)
         self.last_begun_step = point.state.step
         self.newest = point.folder
+        if self.best is not None:
+            self.best.restore(point.state.best)
         states = list(point.state.random_states)
         if len(states) == num_workers:
             groups[0].restore_random_state(states)
@@ -215,22 +228,67 @@ class Checkpointing:
         """Commits the save in progress after all workers have written their shards, and removes old checkpoints.
 
         `is_evaluated`: whether an evaluation that is due after the save's step was done. Returns None if no save is in
-        progress, or if it is not written yet and `wait` is False. Raises CheckpointError; existing checkpoints stay
-        unchanged."""
-        if self.pending is None or not (wait or all(all(group.is_checkpoint_written()) for group in groups)):
+        progress, or if it is not written and committed yet and `wait` is False. Raises CheckpointError; existing
+        checkpoints stay unchanged."""
+        if self.pending is None:
             return None
-        pending, self.pending = self.pending, None
+        if self._committing is None:
+            if not (wait or all(all(group.is_checkpoint_written()) for group in groups)):
+                return None
+            self._committing = self._begin_commit(self.pending, groups, is_evaluated)
+        if not (wait or self._committing.done()):
+            return None
+        pending, committing, self.pending, self._committing = self.pending, self._committing, None, None
+        committed = committing.result()
+        self.newest = pending.folder
+        if self.best is not None:
+            self.best.saved(pending.state.step)
+        return committed
+
+    def _begin_commit(
+        self, pending: PendingSave, groups: Sequence[TrainedGroup], is_evaluated: bool
+    ) -> Future[CheckpointStatus]:
+        """Commits: in a folder before this returns, in a bucket in a thread, because it takes some ten requests."""
         try:
             records = [record for group in groups for record in group.finish_checkpoint()]
-            state = pending.state.model_copy(update={"is_evaluated": is_evaluated})
-            extra = state.model_dump(mode="json", by_alias=True)
-            committed = commit(self.root, pending.folder, pending.state.step, self.start_number, records, extra)
         except CheckpointError:
+            self.pending = None
             discard_save(pending.folder)
             raise
-        self.newest = pending.folder
-        prune(self.root, self.start_number, self.spec.keep)
+        best = self.best.state(pending.state.step) if self.best is not None else None
+        state = pending.state.model_copy(update={"is_evaluated": is_evaluated, "best": best})
+        if isinstance(self.root, Path):
+            committing = Future[CheckpointStatus]()
+            try:
+                committing.set_result(self._commit(pending.folder, records, state))
+            except Exception as error:
+                committing.set_exception(error)
+            return committing
+        pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
+        try:
+            return pool.submit(self._commit, pending.folder, records, state)
+        finally:
+            pool.shutdown(wait=False)
+
+    def _commit(self, folder: Location, records: Sequence[ShardRecord], state: ControllerState) -> CheckpointStatus:
+        extra = state.model_dump(mode="json", by_alias=True)
+        try:
+            self.before_commit()
+            committed = commit(self.root, folder, state.step, self.start_number, records, extra)
+        except CheckpointError:
+            discard_save(folder)
+            raise
+        best_steps = [each.step for each in state.best.checkpoints] if state.best is not None else []
+        prune(self.root, self.start_number, self.spec.keep, best_steps)
         return committed
+
+    def best_folder(self) -> Location | None:
+        """The complete checkpoint with the best value; None if there is none."""
+        if self.best is None or self.last_begun_step is None:
+            return None
+        steps = [each.step for each in self.best.up_to(self.last_begun_step)][:1]
+        folders = visible_checkpoints(self.root, self.start_number)
+        return next((each.path for each in folders if each.step in steps), None)
 
     def _point(self, found: Found) -> ResumePoint:
         """Reads the state of a found checkpoint. Raises ConfigurationError if the checkpoint belongs to another job,

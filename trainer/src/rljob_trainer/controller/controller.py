@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
-from rljob_api.v1alpha1.training import Profile
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
-from rljob_trainer.controller.evaluation import Evaluation
+from rljob_trainer.controller.evaluations.evaluation import evaluations_of
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.model_roles import engines_of, scoring_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
@@ -30,6 +27,7 @@ from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.sampler import Sampler
 from rljob_trainer.controller.saves import Saves
+from rljob_trainer.controller.step_records import StepProfiles, StepTimeline
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.token_recorder import TokenRecorder, recorded_responses
 from rljob_trainer.controller.training_step import TrainingStep
@@ -40,12 +38,9 @@ from rljob_trainer.errors import (
     BatchNotFullError,
     CollectiveFunctionError,
     RewardError,
-    described,
 )
 from rljob_trainer.groups.object_store import TRAFFIC
-from rljob_trainer.groups.worker_processes import WorkerProcesses
 from rljob_trainer.observability.activity import ActivityWatch
-from rljob_trainer.observability.idle_time import with_idle_time
 from rljob_trainer.observability.jsonl import read_rows
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
@@ -58,24 +53,17 @@ from rljob_trainer.observability.metrics import (
     TOTAL_TOKENS,
     Metrics,
 )
-from rljob_trainer.observability.profiles import profile_file, suffix_of
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.sinks import METRICS_FILE_NAME
-from rljob_trainer.observability.spans import MAX_KEPT, SPANS, longest
-from rljob_trainer.observability.timeline import ProcessSpans, newest_timeline_file, timeline_file, write_timeline
 from rljob_trainer.observability.timing import PhaseTimer, RecordingBudget
-from rljob_trainer.workers.protocols import ActorGroup
 from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
 
+BEST_EXPORT_FOLDER = "export-best"
 MAX_STEP_SHARE, MAX_EVALUATION_SHARE = 0.004, 0.001
 """Fractions of a run's time for the newest timeline and tokens of steps, and for tokens of evaluations. Short steps and
 their evaluations are not all recorded, but the last ones are."""
-SPANS_OF_NEWEST = 4_000
-"""Spans in the timeline of the newest step, of all processes."""
-MIN_SPANS_OF_NEWEST = 100
-"""Spans that each process has in it, even if there are then more in total."""
 
 
 class Controller:
@@ -140,13 +128,13 @@ class Controller:
             self.cursor,
             self.recorder,
         )
-        self.evaluation = Evaluation.of(job.spec.training, run.prompts.held_out, self.rollout, self.timer)
+        self.evaluations = evaluations_of(training, run.prompts.held_out, self.rollout, self.timer)
 
     def train(self, first_step: int, *, is_evaluated: bool) -> bool:
         """Trains until all steps are done; `first_step` steps are already done. Returns True if all steps are done,
         False after a stop request.
 
-        `is_evaluated`: whether an evaluation that is due after `first_step` steps was already done. Raises
+        `is_evaluated`: whether the evaluations that are due after `first_step` steps were already done. Raises
         TrainerError if the training fails; complete checkpoints are not deleted."""
         try:
             if not is_evaluated:
@@ -196,18 +184,28 @@ class Controller:
             self.finished_groups.save(self.checkpointing.newest_name, step)
         return step
 
-    def export(self, folder: Path) -> Path | None:
+    def export(self, folder: Location) -> Location | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
-        into the base weights. Returns the folder, or None if `exportHuggingFace` is `Never`."""
-        checkpoint = self.job.spec.checkpoint
-        if checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
+        into the base weights. The best checkpoint is exported to the folder `export-best` beside it, unless it is the
+        last one. Returns the folder, or None if `exportHuggingFace` is `Never`."""
+        if self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
         assert self.checkpointing.newest is not None, "the last step was saved"
+        self._export(folder, self.checkpointing.newest)
+        best = self.checkpointing.best_folder()
+        if best == self.checkpointing.newest:
+            log.info("the last checkpoint is the best one, so there is no second export")
+        elif best is not None:
+            self._export(folder.parent / BEST_EXPORT_FOLDER, best)
+        return folder
+
+    def _export(self, folder: Location, saved_in: Location) -> None:
+        checkpoint = self.job.spec.checkpoint
         source = self.run_parts.model_folder
         dtype = export_dtype(checkpoint.export_dtype, source)
         self.reporter.doing("exports the model")
-        log.info("exporting the model as %s", str(dtype).removeprefix("torch."))
-        saved, model = open_known_checkpoint(self.checkpointing.newest), self.job.spec.training.model
+        log.info("exporting the model of %s as %s", saved_in.name, str(dtype).removeprefix("torch."))
+        saved, model = open_known_checkpoint(saved_in), self.job.spec.training.model
         if model.lora is None:
             write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, on_progress=self._report_export)
         else:
@@ -218,7 +216,6 @@ class Controller:
                 )
             )
             write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype, self._report_export)
-        return folder
 
     def _report_export(self, num_read: int, num_tensors: int) -> None:
         self.reporter.doing(f"exports the model; {num_read} of {num_tensors} tensors read")
@@ -279,117 +276,22 @@ class Controller:
             self.reporter.step_done(step + 1, metrics, self.alarms.step_done(step + 1, metrics))
 
     def _evaluate(self, step: int) -> None:
-        if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):
+        due = [each for each in self.evaluations if each.is_due(step, self.num_steps)]
+        if not due:
             return
         self.saves.unevaluated_step = step
-        metrics, samples, rollouts = self.evaluation.run(step)
+        # All results are written together, so that a stop in between does not leave some of them behind.
+        results = [each.run(step) for each in due]
         if self.evaluation_budget.is_due() or step == self.num_steps:
             with self.evaluation_budget.spending():
-                self.recorder.evaluated(step, rollouts)
+                self.recorder.evaluated(step, due[0].spec.name, results[0].rollouts)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_metrics()}
         counts = self.rollout.sampler.take_reward_metrics("eval/")
-        self.output.evaluated(step, {**metrics, **counts, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
-        self.reporter.evaluated(metrics)
+        metrics = {name: value for each in results for name, value in each.metrics.items()}
+        self.output.evaluated(
+            step, {**metrics, **counts, EVAL_SECONDS: seconds[EVAL_SECONDS]}, [each.samples for each in results]
+        )
+        main_score = next(iter(self.output.scores[0].labels))
+        self.reporter.evaluated(metrics.get(main_score))
         self.saves.unevaluated_step = None
-
-
-class StepTimeline:
-    """Writes the timelines of some steps, and `timelines/newest.json`. Call `begin` before each step and `end` after
-    it. A file that cannot be written does not end the run."""
-
-    def __init__(self, run_folder: Path, steps: Sequence[int], processes: Mapping[str, WorkerProcesses]) -> None:
-        """`steps`: the numbers of the steps whose timeline is kept, from 1. `processes`: the worker processes by the
-        name of their pool."""
-        self.run_folder = run_folder
-        self.steps = frozenset(steps)
-        self.processes = processes
-        num_processes = 1 + sum(len(each.handles) for each in processes.values())
-        self.max_spans = max(MIN_SPANS_OF_NEWEST, SPANS_OF_NEWEST // num_processes)
-        """Spans of a process in `newest.json`."""
-        self._is_recorded = False
-        self._has_failed = False
-
-    def begin(self, step: int, *, is_recorded: bool) -> None:
-        """Drops everything that was recorded before the step. `is_recorded`: whether the step is written to
-        `newest.json`; steps whose timeline is kept always are."""
-        self._is_recorded = step in self.steps or (is_recorded and not self._has_failed)
-        if self._is_recorded:
-            SPANS.take()
-            for processes in self.processes.values():
-                processes.drop_spans()
-
-    def end(self, step: int) -> None:
-        """Writes the step's timeline. Raises WorkerDiedError."""
-        if not self._is_recorded:
-            return
-        rows = self._take()
-        if step in self.steps and self._write(path := timeline_file(self.run_folder, step), step, rows, MAX_KEPT):
-            log.info("timeline of step %d: %s", step, path)
-        self._has_failed = not self._write(newest_timeline_file(self.run_folder), step, rows, self.max_spans)
-
-    def _write(self, path: Path, step: int, rows: Sequence[ProcessSpans], max_spans: int) -> bool:
-        """Returns whether the file was written. `max_spans`: of each process."""
-        try:
-            few = [ProcessSpans(each.name, longest(each.spans, max_spans)) for each in with_idle_time(rows)]
-            write_timeline(path, step, few)
-        except Exception as error:
-            log.warning("%s: the timeline cannot be written (%s)", path, described(error))
-            return False
-        return True
-
-    def _take(self) -> list[ProcessSpans]:
-        rows = [ProcessSpans("controller", SPANS.take())]
-        for name, processes in self.processes.items():
-            rows += [
-                ProcessSpans(f"{name}, rank {rank}, {address}", spans)
-                for rank, (address, spans) in enumerate(processes.take_spans())
-            ]
-        return rows
-
-
-class StepProfiles:
-    """Lets the actor's workers profile some steps."""
-
-    def __init__(self, run_folder: Path, profile: Profile | None, actor: ActorGroup) -> None:
-        self.run_folder = run_folder
-        self.steps = frozenset(profile.steps if profile else ())
-        self.ranks = profile.ranks if profile else ()
-        self.suffix = suffix_of(profile.type) if profile else ""
-        self.actor = actor
-
-    @contextmanager
-    def of_step(self, step: int) -> Iterator[None]:
-        """The block is the step; does nothing for steps without a profile. The profile of an abandoned step is dropped,
-        because a stop leaves little time. Raises WorkerDiedError."""
-        if step not in self.steps:
-            yield
-            return
-        self._begin(step)
-        try:
-            yield
-        except StepAbandonedError:
-            self.actor.discard_profile()
-            raise
-        self._end(step)
-
-    def _begin(self, step: int) -> None:
-        """A rank that does not exist is only logged, because an elastic job may have fewer workers."""
-        num_ranks = len(self.actor.begin_profile(self.ranks, self.run_folder, step))
-        absent = sorted({rank for rank in self.ranks if rank >= num_ranks})
-        if absent:
-            log.warning(
-                "spec.training.profile.ranks: the actor has %d workers, so there is no profile of %s; use ranks from 0 "
-                "to %d",
-                num_ranks,
-                ", ".join(map(str, absent)),
-                num_ranks - 1,
-            )
-
-    def _end(self, step: int) -> None:
-        """Writes the profiles of the step; a fault is only logged."""
-        for rank, fault in enumerate(self.actor.end_profile()):
-            path = profile_file(self.run_folder, step, rank, self.suffix)
-            if fault is not None:
-                log.warning("%s: the profile cannot be written (%s)", path, fault)
-            elif rank in self.ranks:
-                log.info("profile of step %d: %s", step, path)
+        self.saves.begin_if_best(step, metrics)

@@ -21,6 +21,7 @@ from rljob_trainer.controller.checks.fit import (
     check_vocabulary_size,
     position_limit,
 )
+from rljob_trainer.controller.checks.reference_model import check_same_tokens
 from rljob_trainer.controller.engine_settings import critic_of, reward_model_engine
 from rljob_trainer.controller.model_roles import FoundRewardModel
 from rljob_trainer.controller.prompt_sets import Prompts
@@ -66,19 +67,7 @@ def critic_model(
         check_vocabulary_size(read_config(policy_folder), read_config(folder), named.source)
         check_row_lengths(folder, spec.training, prompts)
         check_layouts(folder, {CRITIC: layout})
-        policy_tokens, critic_tokens = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
-    if policy_tokens != critic_tokens:
-        differing = sorted({token for token, number in policy_tokens.items() if critic_tokens.get(token) != number})
-        example = (
-            f"such as {differing[0]!r}"
-            if differing
-            else f"it has {len(critic_tokens)}, the policy {len(policy_tokens)}"
-        )
-        raise ConfigurationError(
-            f"{CRITIC_FIELD}source: the tokenizer of {named.source} has other tokens than the policy's ({example}), so "
-            "it would read other texts; choose a model with the policy's tokenizer, or remove the field to use the "
-            "policy's model"
-        )
+        check_same_tokens(policy_folder, folder, named.source)
     return location
 
 

@@ -19,6 +19,8 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
     """Returns the settings of the frozen reference model. Each worker fills in its own folder and device."""
     training = spec.training
+    # The kernels of the policy may not support the architecture of another model.
+    has_own_model = spec.roles.ref.model is not None
     return TrainEngineSettings(
         model_folder=Path(),
         device=torch.device("cpu"),
@@ -28,7 +30,7 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
         optimizer=None,
         layout=layout,
         has_float32_head=training.model.head_dtype is HeadDtype.FLOAT32,
-        kernels=training.model.kernels,
+        kernels=Kernels.PLAIN if has_own_model else training.model.kernels,
         offload=OffloadSettings(parameters=training.model.offload.reference),
         role="reference",
         offload_field="spec.training.model.offload.reference",
@@ -44,6 +46,7 @@ def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) ->
         gradient_checkpointing=model.gradient_checkpointing is GradientCheckpointing.ALWAYS,
         gradient_checkpointing_every_nth_layer=model.gradient_checkpointing_every_nth_layer,
         optimizer=spec.training.optimizer,
+        kernels=model.kernels,
         offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
         role="actor",
         offload_field="spec.training.model.offload",

@@ -14,7 +14,6 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,9 +25,9 @@ from rljob_api.contract_documents import TrainerJob
 from rljob_api.scalars import Count, PositiveCount
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.checkpoints.errors import DamagedError
+from rljob_trainer.checkpoints.errors import DamagedError, StorageUnavailableError
 from rljob_trainer.checkpoints.layout import read_sealed, seal
-from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, write_all
+from rljob_trainer.checkpoints.storage import Location, exists, storage_errors, stored, write_file
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.datasets.prompts import PromptRow
@@ -102,7 +101,7 @@ class FinishedGroups:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Location,
         job_name: str,
         blocks: Mapping[str, JsonValue],
         sampling: SamplingSettings,
@@ -121,9 +120,11 @@ class FinishedGroups:
         }
         self._step: list[_Rows] = []
         self._saved: dict[Ticket, SavedGroup] = {}
+        self._may_have_file = True
+        """False if there is certainly no file: a request to a bucket in each step would be too slow."""
 
     @staticmethod
-    def of(job: TrainerJob, folder: Path, plan: StepPlan) -> FinishedGroups | None:
+    def of(job: TrainerJob, folder: Location, plan: StepPlan) -> FinishedGroups | None:
         """Returns None if the job does not keep finished groups."""
         if not job.spec.checkpoint.keep_finished_groups:
             return None
@@ -162,9 +163,9 @@ class FinishedGroups:
                 groups=tuple(map(_saved_group, self._step)),
             )
             with storage_errors(self.path.parent, "saving finished groups"):
-                make_folder(self.path.parent)
-                with durable_file(self.path) as descriptor:
-                    write_all(descriptor, seal(saved)[0])
+                stored(self.path.parent).make_folder()
+                write_file(self.path, seal(saved)[0])
+                self._may_have_file = True
         except TrainerError as error:
             log.warning("could not save the %d finished groups of step %d: %s", len(self._step), step + 1, error)
         else:
@@ -174,11 +175,11 @@ class FinishedGroups:
         """Reads the groups that an earlier attempt has saved. Ignores them if the job's name, the checkpoint, the step
         or the settings differ. `checkpoint`: folder name of the checkpoint from which this attempt has resumed, at step
         `step`; empty if there is none."""
-        if not self.path.exists():
-            return
         try:
+            if not exists(self.path):
+                return
             saved, _ = read_sealed(self.path, SavedGroups)
-        except DamagedError as error:
+        except (DamagedError, StorageUnavailableError) as error:
             log.warning("%s: finished groups are not used: %s", self.path, error)
             return
         for name, found, expected in (
@@ -201,10 +202,13 @@ class FinishedGroups:
         because no later step uses the file."""
         self._saved.clear()
         self._step.clear()
+        if not self._may_have_file:
+            return
         try:
-            self.path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("%s: finished groups cannot be removed: %s", self.path, error.strerror)
+            stored(self.path).remove()
+            self._may_have_file = False
+        except (OSError, StorageUnavailableError) as error:
+            log.warning("%s: finished groups cannot be removed: %s", self.path, error)
 
 
 def _saved_group(group: _Rows) -> SavedGroup:

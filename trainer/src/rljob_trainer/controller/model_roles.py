@@ -82,8 +82,13 @@ def train_roles(spec: RLJobSpec) -> list[str]:
 
 
 def roles_with_policy_model(spec: RLJobSpec) -> list[str]:
-    """Returns the roles of `train_roles` that use the policy's model: all except a critic with its own model."""
-    return [role for role in train_roles(spec) if role != CRITIC or critic_of(spec).model.source is None]
+    """Returns the roles of `train_roles` that use the policy's model: all except a critic or a reference with its own
+    model."""
+    has_own_model = {
+        CRITIC: critic_of(spec).model.source is not None,
+        REFERENCE: spec.roles.ref.model is not None,
+    }
+    return [role for role in train_roles(spec) if not has_own_model.get(role)]
 
 
 def num_data_ranks_of(spec: RLJobSpec, role: str) -> int:
@@ -128,6 +133,8 @@ class Models:
     """The critic's initial model; None: the policy's initial model."""
     reward_model: FoundRewardModel | None = None
     """The reward model, if there is one."""
+    reference: ModelLocation | None = None
+    """The reference's model; None: the policy's initial model."""
 
 
 def model_roles(
@@ -138,7 +145,6 @@ def model_roles(
     training = job.spec.training
     rollout = training.rollout
     dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
-    frozen = reference_engine(job.spec, dtype, layout_of(job.spec, REFERENCE))
     trained = actor_engine(job.spec, dtype, layout_of(job.spec, ACTOR))
     actor = ActorSettings(
         engine=trained,
@@ -175,7 +181,7 @@ def model_roles(
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):
-        roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
+        roles.append(_reference_role(job.spec, models, dtype))
     if needs_critic(job.spec):
         critic = critic_settings(job.spec, dtype)
         roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, models.critic or model)))
@@ -189,6 +195,17 @@ def model_roles(
         RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
         RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype, training.seed)),
     ]
+
+
+def _reference_role(spec: RLJobSpec, models: Models, dtype: torch.dtype) -> RoleSpec:
+    make = partial(
+        make_reference,
+        reference_engine(spec, dtype, layout_of(spec, REFERENCE)),
+        models.reference or models.policy,
+        spec.training.rollout.temperature,
+        has_own_model=models.reference is not None,
+    )
+    return RoleSpec(REFERENCE, ReferenceWorker, make)
 
 
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:

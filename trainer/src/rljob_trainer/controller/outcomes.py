@@ -208,8 +208,8 @@ def refuse_not_finite(
     responses, one for each prompt."""
     checked = [
         *(
-            (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)], is_missing(scores, name))
-            for index, name in enumerate(weights)
+            (f"spec.training.rewards (reward {name})", scores[score_column(name)], is_missing(scores, name))
+            for name in weights
         ),
         ("spec.training.rewards (weighted sum of all rewards)", totals_S, is_without_score(scores, weights)),
     ]

@@ -1,9 +1,10 @@
-"""Prompts as batches for the workers."""
+"""Prompts as batches for the workers, and the seeds of their responses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from rljob_trainer.batch.proto import DataProto
@@ -18,6 +19,9 @@ from rljob_trainer.workers.columns import (
     PROMPT_TOKEN_IDS,
     TURN_BEGINNINGS,
 )
+
+MAX_SEED = 2**31
+"""Upper bound of seeds (exclusive)."""
 
 
 def environment_prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
@@ -44,3 +48,11 @@ def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
             PROMPT_MESSAGES: tuple(row.messages for row in prompts),
         },
     )
+
+
+def sample_seeds(job_seed: int, stream: int, step: int, count: int) -> torch.Tensor:
+    """Returns [count] int64 seeds that depend only on the arguments, so that a resumed run draws the same ones.
+
+    `stream` is a different number for each use, such as training and evaluation."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([job_seed, stream, step])))
+    return torch.from_numpy(generator.integers(0, MAX_SEED, size=count, dtype=np.int64))

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.environment_rules import rewards_of
+from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.checks.answers import refuse_unusable
-from rljob_trainer.datasets.prompts import (
-    DATASET,
-    EVALUATION_DATASET,
-    PromptRow,
-    load_environment_rows,
-    load_prompts,
-    without_held_out,
-)
+from rljob_trainer.controller.checks.answers import refuse_unusable, refuse_unusable_tests
+from rljob_trainer.datasets.loading import load_rows, without_held_out
+from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
 
@@ -30,19 +26,20 @@ class Prompts:
     """Training prompts and held-out prompts; the two have no prompt in common."""
 
     training: tuple[PromptRow, ...]
-    held_out: tuple[PromptRow, ...]
+    held_out: Mapping[str, tuple[PromptRow, ...]]
+    """The prompts of each evaluation, by the field path of its dataset (`evaluation_dataset`)."""
     num_removed: int
     """Training rows that were removed because they are also held out."""
 
     @property
     def rows(self) -> tuple[PromptRow, ...]:
         """All prompts: training, then held-out."""
-        return (*self.training, *self.held_out)
+        return (*self.training, *chain.from_iterable(self.held_out.values()))
 
     def __str__(self) -> str:
         parts = [f"{len(self.training)} training prompts"]
         if self.held_out:
-            parts.append(f"{len(self.held_out)} held-out prompts")
+            parts.append(f"{' + '.join(str(len(rows)) for rows in self.held_out.values())} held-out prompts")
         if self.num_removed:
             parts.append(f"{self.num_removed} training rows removed because they are held out")
         return ", ".join(parts)
@@ -55,7 +52,7 @@ class Prompts:
     @property
     def longest_of(self) -> Mapping[str, int]:
         """Length of the longest prompt of each dataset, in tokens, by the dataset's field path."""
-        rows = {DATASET: self.training, EVALUATION_DATASET: self.held_out}
+        rows = {DATASET: self.training, **self.held_out}
         return {field: max((len(row.token_ids) for row in found), default=0) for field, found in rows.items()}
 
     @property
@@ -82,31 +79,51 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     def rows_of(dataset: Dataset | None, where: str, num_rows: int) -> list[PromptRow]:
         if dataset is None:
             return [PromptRow(index, "", str(index), (), None, {}) for index in range(num_rows)]
-        load = load_prompts if training.environment is None else load_environment_rows
-        return load(dataset, tokenizer, job_folder, where)
+        maker = PromptMaker(dataset, tokenizer, where, for_environment=training.environment is not None)
+        return load_rows(maker, job_folder)
 
     rows = rows_of(training.dataset, DATASET, 1)
-    held_out = list[PromptRow]()
-    if (evaluation := training.evaluation) is not None:
-        held_out = rows_of(evaluation.dataset, EVALUATION_DATASET, evaluation.num_prompts)[: evaluation.num_prompts]
-    needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
-    datasets = [(DATASET, training.dataset, rows)]
-    if evaluation is not None:
-        datasets.append((EVALUATION_DATASET, evaluation.dataset, held_out))
-    for where, dataset, prompts in datasets:
-        if dataset is None:
-            continue
-        unanswered = [row.location for row in prompts if row.answer is None]
-        if unanswered and (len(unanswered) < len(prompts) or needs_answers):
-            why = "the reward MathAnswer needs one" if needs_answers else "the other rows have one"
-            raise DatasetError(
-                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, but {why} (first: "
-                f"{unanswered[0]}); name the column with the answer, or remove these rows"
-            )
-        if needs_answers:
-            refuse_unusable(prompts, where, dataset.answer_field)
+    if training.dataset is not None:
+        _refuse_missing_answers(rows, DATASET, training.dataset, training.rewards)
+    held_out: dict[str, tuple[PromptRow, ...]] = {}
+    for index, each in enumerate(training.evaluations):
+        where = evaluation_dataset(index)
+        held_out[where] = tuple(rows_of(each.dataset, where, each.num_prompts)[: each.num_prompts])
+        if each.dataset is not None:
+            _refuse_missing_answers(held_out[where], where, each.dataset, rewards_of(each, training))
     if training.dataset is None:
         # The environments of training and of evaluations have different seeds.
-        return Prompts(tuple(rows), tuple(held_out), 0)
-    training_rows, num_removed = without_held_out(rows, held_out)
-    return Prompts(tuple(training_rows), tuple(held_out), num_removed)
+        return Prompts(tuple(rows), held_out, 0)
+    training_rows, num_removed = without_held_out(rows, chain.from_iterable(held_out.values()))
+    return Prompts(tuple(training_rows), held_out, num_removed)
+
+
+def rows_with_answers(prompts: Prompts, training: Training) -> dict[str, tuple[PromptRow, ...]]:
+    """Returns the held-out prompts whose answers MathAnswer parses, by the field path of their dataset."""
+    return {
+        where: prompts.held_out[where]
+        for index, each in enumerate(training.evaluations)
+        if (where := evaluation_dataset(index))
+        and RewardType.MATH_ANSWER in _types_that_need_answers(rewards_of(each, training))
+    }
+
+
+def _types_that_need_answers(rewards: Iterable[Reward]) -> list[RewardType]:
+    """Returns the types of the rewards that cannot score rows without an answer."""
+    return [each.type for each in rewards if each.type in (RewardType.MATH_ANSWER, RewardType.CODE)]
+
+
+def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:
+    """Raises DatasetError if some rows have no answer or one that the rewards cannot score."""
+    unanswered = [row.location for row in rows if row.answer is None]
+    needing = _types_that_need_answers(rewards)
+    if unanswered and (len(unanswered) < len(rows) or needing):
+        why = f"the reward {needing[0]} needs one" if needing else "the other rows have one"
+        raise DatasetError(
+            f"{where}.answerField: {len(unanswered)} of {len(rows)} rows have no answer, but {why} (first: "
+            f"{unanswered[0]}); name the column with the answer, or remove these rows"
+        )
+    if RewardType.MATH_ANSWER in needing:
+        refuse_unusable(rows, where, dataset.answer_field)
+    if RewardType.CODE in needing:
+        refuse_unusable_tests(rows, where)

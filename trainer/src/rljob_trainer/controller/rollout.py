@@ -213,6 +213,10 @@ class Rollout:
             differs_B = differs_B | self.differs(each_B)
         return differs_B
 
+    def _scored_B(self) -> torch.Tensor:
+        """Returns the rewards of the responses that have a score."""
+        return self.rewards_B[~is_without_score(self.batch, self.weights)]
+
     def equal_scores_metrics(self, *, by_name: bool) -> dict[str, float]:
         """Returns the fraction of groups without a difference between their rewards (`has_reward_variance`), of the
         groups with at least two counted responses; nothing if there is no such group."""
@@ -242,7 +246,7 @@ class Rollout:
             ROWS_PER_RESPONSE_MAX: float(num_rows_B.max()),
         }
         return {
-            **spread(REWARD_PREFIX, self.rewards_B[~is_without_score(self.batch, self.weights)].tolist()),
+            **(spread(REWARD_PREFIX, self._scored_B().tolist()) if self.weights else {}),
             **spread(RESPONSE_LENGTH_PREFIX, self.batch[RESPONSE_LENGTHS].double().tolist()),
             RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
             PROMPT_LENGTH_MEAN: int(prompts_B.sum()) / num_responses,

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from rljob_trainer.batch.proto import DataProto
@@ -47,6 +46,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_TEXTS,
     SAMPLE_IDS,
     SAMPLE_SEEDS,
+    SCORED_BY,
     SCORES,
     TURN_BEGINNINGS,
     score_column,
@@ -55,8 +55,6 @@ from rljob_trainer.workers.protocols import RewardModelGroup
 
 PROMPTS_PER_OBJECT = 8
 """Prompts that are stored together. A worker that scores some responses reads the objects with their prompts whole."""
-MAX_SEED = 2**31
-"""Upper bound of seeds (exclusive)."""
 SAMPLE_COLUMNS = (RESPONSE_TEXTS, FOUND, PROMPT_TEXTS, TURN_BEGINNINGS, MESSAGES)
 """Columns of samples; the last three only in jobs with an environment, where the workers make the prompts."""
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
@@ -67,6 +65,8 @@ MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
 class RewardModelWorkers:
     """The reward model's worker group."""
 
+    reward: str
+    """The reward's name."""
     group: RewardModelGroup
     columns: Sequence[str]
     """The columns that the reward model reads."""
@@ -86,6 +86,8 @@ class Requested:
     """int64: SAMPLE_IDS."""
     inputs: DataProto
     """MODEL_COLUMNS of their prompts."""
+    weights: Mapping[str, float]
+    """Weights of the rewards that score them, by name."""
 
     def by_group(self) -> dict[int, Requested]:
         """Returns the responses of each group."""
@@ -93,7 +95,8 @@ class Requested:
         for group in sorted(set(self.groups_S.tolist())):
             rows = (self.groups_S == group).nonzero().flatten()
             prompts = tuple(self.prompts[row] for row in rows.tolist() if row < len(self.prompts))
-            found[group] = Requested(prompts, self.groups_S[rows], self.ids_S[rows], self.inputs.rows(rows))
+            inputs = self.inputs.rows(rows)
+            found[group] = Requested(prompts, self.groups_S[rows], self.ids_S[rows], inputs, self.weights)
         return found
 
 
@@ -130,9 +133,13 @@ class RolloutPhase:
         sampling: SamplingSettings,
         seeds: torch.Tensor,
         environment_seeds: torch.Tensor | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> Rollout:
         """Calls `begin` and then `scored`, for callers that have nothing else to do in between."""
-        return self.scored(self.begin(prompts, num_responses, sampling, seeds, environment_seeds=environment_seeds))
+        begun = self.begin(
+            prompts, num_responses, sampling, seeds, environment_seeds=environment_seeds, weights=weights
+        )
+        return self.scored(begun)
 
     def begin(
         self,
@@ -145,13 +152,15 @@ class RolloutPhase:
         environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
+        weights: Mapping[str, float] | None = None,
     ) -> Rollout:
         """Generates `num_responses` responses to each prompt and starts their scoring. Responses to the same prompt are
         consecutive rows.
 
         `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `environment_seeds`: one
         int64 per prompt, in a job with an environment. `with_greedy`: also generates one greedy response per prompt,
-        and keeps only its score. `tickets`: one per prompt in training."""
+        and keeps only its score. `tickets`: one per prompt in training. `weights`: the rewards that score the
+        responses; those of the training if None."""
         with self.timer.phase("rollout"):
             self.sampler.prepare(sampling, syncs=syncs)
             requested = self.request(
@@ -161,6 +170,7 @@ class RolloutPhase:
                 environment_seeds=environment_seeds,
                 with_greedy=with_greedy,
                 tickets=tickets,
+                weights=weights,
             )
             with self._keeping_on_stop():
                 self.sampler.drain()
@@ -176,6 +186,7 @@ class RolloutPhase:
         environment_seeds: torch.Tensor | None = None,
         with_greedy: bool = False,
         tickets: Sequence[Ticket] = (),
+        weights: Mapping[str, float] | None = None,
     ) -> Requested:
         """Requests responses; see `begin`, without waiting for them. Call `sampler.prepare` before."""
         make_batch = environment_prompt_batch if self.has_environment else prompt_batch
@@ -184,6 +195,9 @@ class RolloutPhase:
         if self.has_environment:
             assert environment_seeds is not None, "each environment needs a seed"
             one_row_per_prompt = one_row_per_prompt.with_columns({ENVIRONMENT_SEEDS: environment_seeds})
+        if weights is not None:
+            names = (" ".join(weights),) * len(prompts)
+            one_row_per_prompt = one_row_per_prompt.with_columns(objects={SCORED_BY: names})
         inputs = one_row_per_prompt.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}
         if with_greedy:
@@ -201,7 +215,8 @@ class RolloutPhase:
         ids_GN = ids_S[: len(prompts) * num_responses].view(-1, num_responses)
         self._uncollected |= dict(zip(tickets, zip(prompts, ids_GN, strict=True), strict=bool(tickets)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
-        return Requested(repeated, groups_S, ids_S, inputs.only([name for name in MODEL_COLUMNS if name in inputs]))
+        of_model = inputs.only([name for name in MODEL_COLUMNS if name in inputs])
+        return Requested(repeated, groups_S, ids_S, of_model, self.weights if weights is None else weights)
 
     def poll(self, requested: Mapping[int, Requested]) -> list[int]:
         """Waits a moment for responses or scores. Returns the numbers of the groups whose scores are complete. Raises
@@ -220,7 +235,7 @@ class RolloutPhase:
         inputs = requested.inputs
         # The environment's messages belong to the prompt, so the worker returns the prompts of conversations.
         inputs = inputs.without([name for name in inputs.column_names() if name in batch])
-        scoring = self._scoring(requested.ids_S, batch.union(inputs))
+        scoring = self._scoring(requested, batch.union(inputs))
         num_responses = len(requested.prompts)
         batch = batch.slice(0, num_responses)
         return Rollout(
@@ -228,14 +243,15 @@ class RolloutPhase:
             requested.groups_S[:num_responses],
             batch.without(ROW_COLUMNS),
             rows.only(ROW_COLUMNS).slice(0, int(batch[NUM_ROWS].sum())),
-            self.weights,
+            requested.weights,
             scoring,
         )
 
-    def _scoring(self, ids_S: torch.Tensor, batch: DataProto) -> Scoring:
+    def _scoring(self, requested: Requested, batch: DataProto) -> Scoring:
         """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so
         that each of its workers gets about the same number of tokens."""
-        if self.reward_model is None:
+        ids_S = requested.ids_S
+        if self.reward_model is None or self.reward_model.reward not in requested.weights:
             return Scoring(ids_S, batch[IS_LOST])
         order_S, is_lost_S = None, batch[IS_LOST]
         num_ranks = self.reward_model.num_data_ranks
@@ -255,13 +271,13 @@ class RolloutPhase:
             return rollout
         with self.timer.phase("reward"), self._keeping_on_stop():
             scores = self._scores(rollout.scoring)
-        scores = without_scores_of(scores, rollout.scoring.is_lost_S, self.weights)
+        scores = without_scores_of(scores, rollout.scoring.is_lost_S, rollout.weights)
         totals_S = torch.zeros(len(scores), dtype=torch.float64)
-        for name, weight in self.weights.items():
+        for name, weight in rollout.weights.items():
             # A missing score is NaN, which would remain NaN with weight 0.
             if weight != 0:
                 totals_S += weight * scores[score_column(name)]
-        refuse_not_finite(rollout.prompts, self.weights, scores, totals_S)
+        refuse_not_finite(rollout.prompts, rollout.weights, scores, totals_S)
         num_rows, greedy = len(rollout.prompts), None
         totals_B = totals_S[:num_rows]
         if len(scores) > num_rows:
@@ -375,11 +391,3 @@ def _message_tuple(messages: object) -> tuple[Mapping[str, object], ...]:
         return ()
     assert isinstance(messages, Sequence), "a row of MESSAGES"
     return tuple(messages)
-
-
-def sample_seeds(job_seed: int, stream: int, step: int, count: int) -> torch.Tensor:
-    """Returns [count] int64 seeds that depend only on the arguments, so that a resumed run draws the same ones.
-
-    `stream` is a different number for each use, such as training and evaluation."""
-    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([job_seed, stream, step])))
-    return torch.from_numpy(generator.integers(0, MAX_SEED, size=count, dtype=np.int64))

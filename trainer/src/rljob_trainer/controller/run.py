@@ -9,9 +9,12 @@ from pathlib import Path
 from rljob_api.constants import ExitCode
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.job_file import resolved_job_text
+from rljob_api.run_state import BestCheckpoint
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_trainer.attempt_logs import prune_attempts
+from rljob_trainer.checkpoints.bucket_run_folder import RUN, BucketRunFolder
 from rljob_trainer.checkpoints.layout import read_manifest
+from rljob_trainer.checkpoints.storage import Location, checkpoint_location, job_location
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic
@@ -28,22 +31,31 @@ from rljob_trainer.workers.factories import ACTOR
 
 log = logging.getLogger(__name__)
 
+EXPORT = "export"
+"""Name of the folder with the exported model."""
 RESOLVED_JOB_FILE = "resolved.yaml"
 """File name in the run folder."""
 
 
-def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest, trackers: Trackers) -> int:
-    """Sets up, resumes, trains, saves and exports. Returns the exit code. Raises TrainerError. The caller ends the
-    trackers."""
+def run_job(
+    job: TrainerJob,
+    settings: Settings,
+    reporter: RunReporter,
+    stop: StopRequest,
+    trackers: Trackers,
+    bucket_copy: BucketRunFolder,
+) -> int:
+    """Sets up, resumes, trains, saves and exports. Returns the exit code, or raises TrainerError. Trackers go on."""
     prune_attempts(settings.run_folder, settings.attempt)
-    checkpointing = Checkpointing(job.spec.checkpoint, settings.checkpoint_folder, settings.start_number, job.name)
+    checkpointing = checkpointing_of(job, settings, bucket_copy)
     point = checkpointing.find()
+    bucket_copy.begin(settings)
     first_step = point.state.step if point else 0
     if point:
         for note in point.notes:
             log.warning("%s", note)
         refuse_other_job(point, job.spec)
-        reporter.report_resume(point.status)
+        reporter.report_resume(point.status, best_of(point))
     with built_run(job, settings, point.state.choices if point else None, reporter.doing) as run:
         job = run.job
         checkpointing.choices = run.choices
@@ -58,6 +70,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
             job.spec.training.steps,
             run.workers.num_devices,
             trackers,
+            job.spec.training.evaluations,
         )
         trackers.begin(job, settings, first_step if point else None)
         try:
@@ -77,13 +90,27 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
                 saved = "; the checkpoint of this step is complete" if step else "; there is no checkpoint"
                 log.warning("stopped as requested after step %d%s", step, saved)
                 return ExitCode.INTERRUPTED
-            exported = controller.export(settings.run_folder / "export")
+            exported = controller.export(export_location(job, settings))
             reporter.complete(exported.as_uri() if exported else None)
         finally:
             output.close()
-        if output.summary():
-            log.info("%s", output.summary())
+        for line in output.summary():
+            log.info("%s", line)
     return ExitCode.SUCCESS
+
+
+def checkpointing_of(job: TrainerJob, settings: Settings, bucket_copy: BucketRunFolder) -> Checkpointing:
+    """Returns what saves and loads the checkpoints of this start."""
+    root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
+    checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name)
+    checkpointing.before_commit = bucket_copy.copy_now
+    return checkpointing
+
+
+def export_location(job: TrainerJob, settings: Settings) -> Location:
+    """Returns the folder of the exported model."""
+    bucket_folder = job_location(job.spec.checkpoint.storage, job.name)
+    return (settings.run_folder if bucket_folder is None else bucket_folder / RUN) / EXPORT
 
 
 def write_resolved_job(path: Path, job: TrainerJob) -> None:
@@ -104,8 +131,13 @@ def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, rep
     if loaded is not point:
         for note in loaded.notes:
             log.warning("%s", note)
-        reporter.report_resume(loaded.status)
+        reporter.report_resume(loaded.status, best_of(loaded))
     return loaded
+
+
+def best_of(point: ResumePoint) -> BestCheckpoint | None:
+    """The best checkpoint so far; None if the checkpoint has no record of it."""
+    return next(iter(point.state.best.checkpoints), None) if point.state.best is not None else None
 
 
 def refuse_other_job(point: ResumePoint, spec: RLJobSpec) -> None:

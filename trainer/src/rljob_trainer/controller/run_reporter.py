@@ -15,12 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rljob_api.constants import CONTRACT_VERSION, ErrorCause
-from rljob_api.run_state import Alarm, RunError, RunPhase, RunState
+from rljob_api.run_state import Alarm, BestCheckpoint, RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
 from rljob_trainer.observability.log import printable
 from rljob_trainer.observability.metrics import (
-    EVAL_GREEDY,
     REWARD_MEAN,
     THROUGHPUT,
     Metrics,
@@ -105,9 +104,10 @@ class RunReporter:
             changes["eta_seconds"] = round(eta)
         self._change(progress=self._progress(step=step, **changes), alarms=_as_tuple(alarms))
 
-    def evaluated(self, metrics: Metrics) -> None:
-        """Reports the scores of an evaluation; the number of steps stays unchanged."""
-        self._change(progress=self._progress(**self._scores(metrics)))
+    def evaluated(self, score: float | None) -> None:
+        """Reports the main score of the first evaluation, if there is one; the number of steps stays unchanged."""
+        changes = {} if score is None or not math.isfinite(score) else {"eval_score": score}
+        self._change(progress=self._progress(**changes))
 
     def doing(self, activity: str) -> None:
         """Reports that a slow activity has started or made progress. This shows that the run is alive. Once training
@@ -129,15 +129,15 @@ class RunReporter:
         """Like `doing`, for progress within the current phase."""
         self.doing(f"{self._phase_activity}; {printable(how, MAX_DETAIL_CHARS)}")
 
-    def report_resume(self, checkpoint: CheckpointStatus) -> None:
+    def report_resume(self, checkpoint: CheckpointStatus, best: BestCheckpoint | None = None) -> None:
         """Reports the checkpoint that this start resumes from. Called again with an older checkpoint if the first one
         is damaged."""
         progress = self._progress(step=checkpoint.step)
-        self._change(checkpoint=checkpoint, resumed_from_step=checkpoint.step, progress=progress)
+        self._change(checkpoint=checkpoint, best=best, resumed_from_step=checkpoint.step, progress=progress)
 
-    def checkpoint_saved(self, checkpoint: CheckpointStatus) -> None:
-        """Reports that a checkpoint is complete."""
-        self._change(checkpoint=checkpoint)
+    def checkpoint_saved(self, checkpoint: CheckpointStatus, best: BestCheckpoint | None = None) -> None:
+        """Reports that a checkpoint is complete. `best`: the best one, which may be an earlier one."""
+        self._change(checkpoint=checkpoint, best=best)
 
     def stopping(self) -> None:
         """Reports that a stop was requested and the run is saving."""
@@ -173,7 +173,6 @@ class RunReporter:
     def _scores(self, metrics: Metrics) -> dict[str, object]:
         scores = {
             "reward_mean": metrics.get(REWARD_MEAN),
-            "eval_score": metrics.get(EVAL_GREEDY),
             "tokens_per_second": metrics[THROUGHPUT] * self._num_devices if THROUGHPUT in metrics else None,
         }
         return {name: value for name, value in scores.items() if value is not None and math.isfinite(value)}

@@ -15,6 +15,7 @@ from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.training import ProfilerType
+from rljob_trainer.checkpoints.storage import job_location
 from rljob_trainer.controller.model_roles import (
     FoundRewardModel,
     Models,
@@ -129,7 +130,7 @@ def started_workers(
             processes = start_pool(pool, job, settings, device_type)
             stack.callback(processes.close)
             started.append((group, pool, processes))
-        if settings.ray_address:
+        if settings.ray_address and job_location(job.spec.checkpoint.storage, job.name) is None:
             folders = {"run folder": settings.run_folder, "checkpoint folder": settings.checkpoint_folder}
             check_shared(folders, [processes for _, _, processes in started])
 
@@ -196,7 +197,8 @@ def _reward_model_workers(
         return None
     columns = TOKEN_COLUMNS if found.settings.reads_tokens else TEXT_COLUMNS
     group = groups[REWARD_MODEL].seen_as(RewardModelGroup)
-    return RewardModelWorkers(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
+    name = next(each.name for each in job.spec.training.rewards if each.reward_model is not None)
+    return RewardModelWorkers(name, group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
 
 
 def shipped_code(settings: Settings) -> ShippedCode | None:

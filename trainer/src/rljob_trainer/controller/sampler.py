@@ -39,6 +39,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_TEXTS,
     SAMPLE_IDS,
     SAMPLE_SEEDS,
+    SCORED_BY,
     SCORED_GROUPS,
     TURN_BEGINNINGS,
 )
@@ -53,8 +54,8 @@ ENVIRONMENT_REQUEST_COLUMNS = (PROMPT_MESSAGES, DATASET_ROWS, ENVIRONMENT_SEEDS,
 """The same in a job with an environment, which makes the prompts."""
 RESPONSE_COLUMNS = (SAMPLE_IDS, IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, ENVIRONMENT_RESULTS, MESSAGES)
 """Columns of finished responses that reward functions need; the last two only in a job with an environment."""
-REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
-"""Prompt columns that reward functions need. In a job with an environment the first two come with the response."""
+REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS, SCORED_BY)
+"""Prompt columns that rewards need; SCORED_BY is optional. With an environment the first two come with the response."""
 
 
 @dataclass(frozen=True)
@@ -345,7 +346,7 @@ class Sampler:
             self._rank_of[sample_id] = self._engine_of[sample_id] * size + sample_id % size
         inputs = _rows([self._samples.pop(sample_id) for sample_id in finished])
         of_response = [name for name in (*RESPONSE_COLUMNS, *REWARD_COLUMNS) if name in batch]
-        of_prompt = [name for name in REWARD_COLUMNS if name not in batch]
+        of_prompt = [name for name in REWARD_COLUMNS if name not in batch and name in inputs]
         scored = batch.only(of_response).rows([samples[-1].row for samples in finished.values()])
         self._finished |= finished
         self._num_finished.update(self._engine_of.pop(sample_id) for sample_id in finished)

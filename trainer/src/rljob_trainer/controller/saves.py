@@ -48,6 +48,8 @@ class Saves:
         """The save times among the newest step's metrics."""
         self._is_postponed = False
         """Whether the next step that may be saved is saved, although its number is not due."""
+        self._must_not_save = False
+        """Whether the newest step must not be saved."""
 
     def begin_if_due(self, step: int, *, postpones: bool = False) -> None:
         """Starts a save after `step` steps if one is due. `postpones`: this step must not be saved; if a save is due,
@@ -55,8 +57,19 @@ class Saves:
         self._finish(wait=False)
         is_due = self._is_postponed or self.checkpointing.is_due(step, self.num_steps)
         self._is_postponed = is_due and postpones
+        self._must_not_save = postpones
         if is_due and not postpones:
             self._begin(step)
+
+    def begin_if_best(self, step: int, metrics: Metrics) -> None:
+        """Records the results of the evaluations after `step` steps, and starts a save if they are the best ones and
+        this step is not saved yet. Call it after writing the metrics. Raises CheckpointError."""
+        best = self.checkpointing.best
+        if best is None or step == 0 or self._must_not_save or not best.record(step, metrics):
+            return
+        if step != self.checkpointing.last_begun_step:
+            self._begin(step)
+            self._write_late_seconds()
 
     def take_seconds(self) -> Metrics:
         """Returns the time that saves took since the last call, as metrics for the newest step."""
@@ -94,7 +107,8 @@ class Saves:
             committed = self.checkpointing.finish(self.groups, wait=wait, is_evaluated=is_evaluated)
         if committed:
             log.info("checkpoint of step %d is complete", committed.step)
-            self.reporter.checkpoint_saved(committed)
+            best = self.checkpointing.best.up_to(committed.step) if self.checkpointing.best is not None else ()
+            self.reporter.checkpoint_saved(committed, *best[:1])
 
     def _write_late_seconds(self) -> None:
         """Writes the save time that was spent after the newest step's metrics were written: the last wait, and a save
@@ -103,4 +117,5 @@ class Saves:
         if late:
             # If a step has two values, readers use the last one. So this value must be the total.
             total = {name: self.newest_seconds.get(name, 0.0) + seconds for name, seconds in late.items()}
+            self.newest_seconds = {**self.newest_seconds, **total}
             self.output.saved(self.reporter.state.progress.step, total)

@@ -40,7 +40,7 @@ from rljob_trainer.workers.columns import (
     SCORES,
 )
 from rljob_trainer.workers.protocols import ActorGroup, HybridGroup
-from rljob_trainer.workers.recorded_tokens import KINDS
+from rljob_trainer.workers.recorded_tokens import EVALUATIONS, KINDS
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class TokenRecorder:
         if self._is_recorded:
             self._attempt(record)
 
-    def evaluated(self, step: int, rollouts: Mapping[SampleKind, Rollout]) -> None:
+    def evaluated(self, step: int, evaluation: str, rollouts: Mapping[SampleKind, Rollout]) -> None:
         """Records conversations of an evaluation after `step` steps: all responses to the first prompts."""
 
         def record() -> None:
@@ -114,7 +114,7 @@ class TokenRecorder:
             for kind, rollout in rollouts.items():
                 responses = (rollout.groups_B < num_chosen).nonzero().flatten()[:num_left]
                 num_left -= len(responses)
-                parts.append(conversation_rows(rollout, responses, kind))
+                parts.append(conversation_rows(rollout, responses, kind, evaluation))
             self._write(EVALUATION_TOKENS, step, step, DataProto.concat(parts), DataProto())
 
         self._attempt(record)
@@ -170,7 +170,7 @@ def recorded_index(ids: list[int], rows: StepRows, num_rows: int) -> torch.Tenso
     return numbers_P
 
 
-def conversation_rows(rollout: Rollout, responses: torch.Tensor, kind: SampleKind) -> DataProto:
+def conversation_rows(rollout: Rollout, responses: torch.Tensor, kind: SampleKind, evaluation: str = "") -> DataProto:
     """Returns the rows for `recorded_tokens.conversations_of`, [S]. `responses`: int64, of a rollout with scores."""
     rows = longest_rows(rollout.batch[NUM_ROWS], rollout.rows[NUM_TOKENS])[responses]
     batch = rollout.batch.rows(responses)
@@ -179,7 +179,7 @@ def conversation_rows(rollout: Rollout, responses: torch.Tensor, kind: SampleKin
         .rows(rows)
         .with_columns(
             {GROUPS: rollout.groups_B[responses], SCORES: batch[SCORES], OUTCOMES: batch[OUTCOMES]},
-            {KINDS: [str(kind)] * len(responses)},
+            {KINDS: [str(kind)] * len(responses), EVALUATIONS: [evaluation] * len(responses)},
         )
     )
     if PROMPT_TEXTS in batch:

@@ -36,8 +36,9 @@ from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, R
 from rljob_trainer.algorithms.kl import kl_in_reward, next_coefficient
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
+from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.controller.rollout import Rollout
-from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase, sample_seeds
+from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.sampler import Ticket
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows, filtered_rows

@@ -1,18 +1,15 @@
-"""Loads the prompts of a dataset block: applies the templates and tokenizes them."""
+"""Makes prompts of raw rows: checks them, applies the templates and tokenizes them."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
 from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, why_not_a_prompt
-from rljob_trainer.datasets.rows import RawRow, read_rows
+from rljob_trainer.datasets.rows import RawRow
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
 
@@ -20,11 +17,8 @@ if TYPE_CHECKING:
     # Importing this module loads transformers.
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
-log = logging.getLogger(__name__)
-
-DATASET, EVALUATION_DATASET = "spec.training.dataset", "spec.training.evaluation.dataset"
-"""Field paths of the two dataset blocks."""
-ROWS_PER_ENCODING = 1024
+DATASET = "spec.training.dataset"
+"""Field path of the dataset block."""
 PLACEHOLDER = "{prompt}"
 
 
@@ -54,6 +48,8 @@ class PromptRow:
     """The same without special tokens, for a reward model that reads texts."""
     location: str = field(default="", compare=False)
     """Location of the row for messages: file and line, or dataset and row number."""
+    source: str = ""
+    """Name of the dataset in `training.datasets`; empty for the only dataset."""
 
     @property
     def text_for_rewards(self) -> str:
@@ -74,111 +70,110 @@ class _RenderedPrompt:
     plain_turn_beginning: str = ""
 
 
-def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
-    """Loads all rows of the dataset in order. Prompts that are too long are dropped if the job sets `overlongPrompt:
-    Drop`.
+class PromptMaker:
+    """Makes the prompts of one dataset block."""
 
-    Relative paths start at `base_folder`; `where` is the field path for messages. A prompt that is a list of chat
-    messages is rendered with the chat template only; `promptTemplate` must then be the default. Raises DatasetError
-    with file and line of the first unusable row.
-    """
-    if dataset.prompt_template.count(PLACEHOLDER) != 1:
-        raise DatasetError(
-            f"{where}.promptTemplate: must contain {PLACEHOLDER} exactly once (seen: {dataset.prompt_template!r})"
-        )
-    prompt_field, answer_field = _fields(dataset)
-    template = ChatTemplate(tokenizer, prompt_field)
-    prompts: list[PromptRow] = []
-    num_rows = 0
-    turn = AssistantTurn(tokenizer)
-    for chunk in _chunks(read_rows(dataset, base_folder, where)):
+    def __init__(
+        self, dataset: Dataset, tokenizer: Tokenizer, where: str, *, for_environment: bool = False, source: str = ""
+    ) -> None:
+        """`where` is the field path for messages. `for_environment`: the rows begin rollouts with an environment. They
+        have no tokens, because the environment may add to their prompts or replace them; the limits of the dataset
+        apply to the row's own prompt. A row may have no prompt: then it has no messages, and its prompt is empty.
+        `source`: the name of the dataset in `training.datasets`.
+
+        Raises DatasetError."""
+        if dataset.prompt_template.count(PLACEHOLDER) != 1:
+            raise DatasetError(
+                f"{where}.promptTemplate: must contain {PLACEHOLDER} exactly once (seen: {dataset.prompt_template!r})"
+            )
+        self.dataset, self.where, self.source = dataset, where, source
+        self.for_environment = for_environment
+        self.prompt_field, self.answer_field = _fields(dataset)
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer, self.prompt_field)
+        self._turn = AssistantTurn(tokenizer)
+
+    def made(self, rows: Sequence[RawRow], numbers: Sequence[int]) -> list[PromptRow | None]:
+        """Returns the prompt of each row; None if it is too long and the job sets `overlongPrompt: Drop`. `numbers`:
+        the numbers of the rows in the dataset.
+
+        A prompt that is a list of chat messages is rendered with the chat template only; `promptTemplate` must then be
+        the default. Raises DatasetError with the location of the first unusable row."""
+        return self._made_for_environment(rows, numbers) if self.for_environment else self._made(rows, numbers)
+
+    def _made(self, rows: Sequence[RawRow], numbers: Sequence[int]) -> list[PromptRow | None]:
         texts = [
-            _checked_unicode(_rendered_prompt(raw, prompt_field, dataset, tokenizer, template, turn, where), raw)
-            for raw in chunk
+            _checked_unicode(
+                _rendered_prompt(
+                    raw, self.prompt_field, self.dataset, self._tokenizer, self._template, self._turn, self.where
+                ),
+                raw,
+            )
+            for raw in rows
         ]
-        for offset, (raw, text, token_ids) in enumerate(zip(chunk, texts, _encode(texts, tokenizer), strict=True)):
-            if _fits(len(token_ids), raw, dataset, where):
-                answer = _answer(raw, answer_field, dataset, where)
-                prompts.append(
-                    PromptRow(
-                        num_rows + offset,
-                        text.prompt,
-                        text.source_prompt,
-                        token_ids,
-                        answer,
-                        raw.columns,
-                        text.messages,
-                        text.turn_beginning,
-                        text.plain_turn_beginning,
-                        raw.location,
-                    )
-                )
-        num_rows += len(chunk)
-    return _not_empty(prompts, num_rows, dataset, where)
+        return [
+            PromptRow(
+                number,
+                text.prompt,
+                text.source_prompt,
+                token_ids,
+                _answer(raw, self.answer_field, self.dataset, self.where),
+                raw.columns,
+                text.messages,
+                text.turn_beginning,
+                text.plain_turn_beginning,
+                raw.location,
+                self.source,
+            )
+            if _fits(len(token_ids), raw, self.dataset, self.where)
+            else None
+            for number, raw, text, token_ids in zip(numbers, rows, texts, _encode(texts, self._tokenizer), strict=True)
+        ]
 
-
-def _not_empty(prompts: list[PromptRow], num_rows: int, dataset: Dataset, where: str) -> list[PromptRow]:
-    """Returns the prompts of a dataset with `num_rows` rows, and logs how many were dropped. Raises DatasetError if
-    none is left."""
-    if not prompts:
-        raise DatasetError(
-            f"{where}: all {num_rows} prompts have more than {dataset.max_prompt_tokens} tokens; increase "
-            "maxPromptTokens"
-            if num_rows
-            else f"{where}: the dataset has no rows; name another file, split or dataset"
-        )
-    if len(prompts) < num_rows:
-        log.warning(
-            "%s: %d of %d prompts have more than %d tokens and are dropped",
-            where,
-            num_rows - len(prompts),
-            num_rows,
-            dataset.max_prompt_tokens,
-        )
-    return prompts
-
-
-def load_environment_rows(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
-    """Loads the rows of a dataset for rollouts with an environment. They have no tokens, because the environment may
-    add to their prompts or replace them; the limits of the dataset apply to the row's own prompt. A row may have no
-    prompt: then it has no messages, and its prompt is empty.
-
-    Raises DatasetError as `load_prompts` does."""
-    prompt_field, answer_field = _fields(dataset)
-    needs_prompt = "prompt_field" in dataset.model_fields_set
-    template = ChatTemplate(tokenizer, prompt_field)
-    found: list[PromptRow] = []
-    num_rows = 0
-    for chunk in _chunks(read_rows(dataset, base_folder, where)):
+    def _made_for_environment(self, rows: Sequence[RawRow], numbers: Sequence[int]) -> list[PromptRow | None]:
+        dataset = self.dataset
+        needs_prompt = "prompt_field" in dataset.model_fields_set
         chats = [
-            tuple(_chat_of(raw, prompt_field, dataset, where)) if needs_prompt or prompt_field in raw.columns else None
-            for raw in chunk
+            tuple(_chat_of(raw, self.prompt_field, dataset, self.where))
+            if needs_prompt or self.prompt_field in raw.columns
+            else None
+            for raw in rows
         ]
-        texts = [template.render(chat, raw.location) if chat else "" for raw, chat in zip(chunk, chats, strict=True)]
-        lengths = map(len, tokenizer.encode_all(texts, add_special_tokens=False))
-        for offset, (raw, chat, length) in enumerate(zip(chunk, chats, lengths, strict=True)):
-            if chat is None or _fits(length, raw, dataset, where):
-                prompt = "\n".join(message["content"] for message in chat or ())
-                # Rows with the same prompt can be different tasks, because the environment reads the other columns. In
-                # reasoning-gym equal questions are equal tasks, and the other columns have the number of the row.
-                is_prompt = dataset.type is DatasetType.REASONING_GYM
-                source = prompt if is_prompt else json.dumps(dict(raw.columns), sort_keys=True, default=str)
-                answer = _answer(raw, answer_field, dataset, where)
-                row = PromptRow(num_rows + offset, prompt, source, (), answer, raw.columns, chat, location=raw.location)
-                found.append(row)
-        num_rows += len(chunk)
-    return _not_empty(found, num_rows, dataset, where)
+        texts = [
+            self._template.render(chat, raw.location) if chat else "" for raw, chat in zip(rows, chats, strict=True)
+        ]
+        lengths = map(len, self._tokenizer.encode_all(texts, add_special_tokens=False))
+        found: list[PromptRow | None] = []
+        for number, raw, chat, length in zip(numbers, rows, chats, lengths, strict=True):
+            if chat is not None and not _fits(length, raw, dataset, self.where):
+                found.append(None)
+                continue
+            prompt = "\n".join(message["content"] for message in chat or ())
+            # Rows with the same prompt can be different tasks, because the environment reads the other columns. In
+            # reasoning-gym equal questions are equal tasks, and the other columns have the number of the row.
+            is_prompt = dataset.type is DatasetType.REASONING_GYM
+            source_prompt = prompt if is_prompt else json.dumps(dict(raw.columns), sort_keys=True, default=str)
+            answer = _answer(raw, self.answer_field, dataset, self.where)
+            found.append(
+                PromptRow(
+                    number,
+                    prompt,
+                    source_prompt,
+                    (),
+                    answer,
+                    raw.columns,
+                    chat,
+                    location=raw.location,
+                    source=self.source,
+                )
+            )
+        return found
 
 
 def _fields(dataset: Dataset) -> tuple[str, str]:
     if dataset.type is DatasetType.REASONING_GYM:
         return "question", "answer"
     return dataset.prompt_field, dataset.answer_field
-
-
-def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
-    while chunk := list(islice(rows, ROWS_PER_ENCODING)):
-        yield chunk
 
 
 def _rendered_prompt(
@@ -329,23 +324,6 @@ def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
     return False
 
 
-def without_held_out(
-    training_rows: Sequence[PromptRow], held_out_rows: Sequence[PromptRow]
-) -> tuple[list[PromptRow], int]:
-    """Returns the training rows whose prompt is not held out, and the number of removed rows.
-
-    The original prompts are compared, before templates are applied; with an environment all columns, except of
-    reasoning-gym. Each run of white space counts as one space. Raises DatasetError if all rows are removed.
-    """
-    held_out = {_comparable(row.source_prompt) for row in held_out_rows}
-    others = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
-    if not others:
-        raise DatasetError(
-            f"{DATASET}: all {len(training_rows)} rows are held out for the evaluation, so none is left to train on; "
-            f"decrease spec.training.evaluation.numPrompts, or name other rows in {EVALUATION_DATASET}"
-        )
-    return others, len(training_rows) - len(others)
-
-
-def _comparable(prompt: str) -> str:
-    return " ".join(prompt.split())
+def evaluation_dataset(index: int) -> str:
+    """Returns the field path of the dataset of an entry of `training.evaluations`."""
+    return f"spec.training.evaluations[{index}].dataset"

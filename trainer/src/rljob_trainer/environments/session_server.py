@@ -124,8 +124,8 @@ class SessionServer:
         if new := [field for field in request.ignored if field not in self._reported]:
             self._reported.update(new)
             log.warning(
-                "the agent's requests have fields without effect (%s); spec.training.rollout and evaluation decide how "
-                "turns are sampled",
+                "the agent's requests have fields without effect (%s); spec.training.rollout and evaluations decide "
+                "how turns are sampled",
                 ", ".join(new),
             )
 

@@ -7,8 +7,9 @@ The run may still be active, so the last line of the file may be incomplete.
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,9 @@ PLOTS_FOLDER_NAME = "plots"
 OVERVIEW_NAME = "overview.png"
 SMOOTHING_WINDOW = 10
 """Steps in the moving average that is drawn over a noisy curve."""
+
+EVALUATION_SCORE = re.compile(r"eval/(?P<evaluation>[^/]+)/(?P<score>greedy|(mean|pass|maj)_at_\d+)")
+"""The scores of an evaluation, of all prompts."""
 
 Points = list[tuple[int, float]]
 """(step, value), by step, one point per step."""
@@ -49,24 +53,19 @@ class Plot:
     title: str
     y_label: str
     lines: tuple[Line, ...]
-    unit_range: bool = False
-    """Whether the y axis goes from 0 to 1."""
 
 
 PLOTS = (
     Plot("reward", "Training reward", "mean reward", (Line(metrics.REWARD_MEAN, "reward", smooth=True),)),
     Plot(
-        "evaluation",
-        "Held-out score",
-        "mean score",
-        (Line(metrics.EVAL_GREEDY, "greedy"), Line(metrics.EVAL_SAMPLED, "sampled")),
-        unit_range=True,
-    ),
-    Plot(
         "kl",
         "KL divergence",
         "nats per token",
-        (Line(metrics.KL_LOSS, "to the reference"), Line(metrics.PPO_KL, "to the sampling policy")),
+        (
+            Line(metrics.KL_LOSS, "to the reference"),
+            Line(metrics.TEACHER_KL, "to the teacher"),
+            Line(metrics.PPO_KL, "to the sampling policy"),
+        ),
     ),
     Plot("entropy", "Entropy of the policy", "nats per token", (Line(metrics.ENTROPY, "entropy"),)),
     Plot(
@@ -119,7 +118,9 @@ def draw_plots(run_folder: Path) -> list[Path]:
         OSError: a file cannot be written.
     """
     curves = read_curves(run_folder)
-    shown = [plot for plot in PLOTS if any(line.metric in curves for line in plot.lines)]
+    reward, *others = PLOTS
+    plots = [reward, *_evaluation_plots(curves), *others]
+    shown = [plot for plot in plots if any(line.metric in curves for line in plot.lines)]
     if not shown:
         return []
     folder = run_folder / PLOTS_FOLDER_NAME
@@ -127,6 +128,19 @@ def draw_plots(run_folder: Path) -> list[Path]:
     files = [_save(run_folder.name, shown, curves, folder / OVERVIEW_NAME)]
     files += [_save(run_folder.name, [plot], curves, folder / f"{plot.name}.png") for plot in shown]
     return files + draw_memory(run_folder, folder)
+
+
+def _evaluation_plots(names: Iterable[str]) -> list[Plot]:
+    """One plot for each evaluation, with its scores of all prompts."""
+    lines: dict[str, list[Line]] = {}
+    for metric in names:
+        match = EVALUATION_SCORE.fullmatch(metric)
+        if match:
+            lines.setdefault(match["evaluation"], []).append(Line(metric, match["score"].replace("_at_", "@")))
+    return [
+        Plot(f"evaluation_{name}", f"Held-out score, {name}", "mean score", tuple(of_evaluation))
+        for name, of_evaluation in lines.items()
+    ]
 
 
 def _save(run_name: str, plots: Sequence[Plot], curves: dict[str, Points], path: Path) -> Path:
@@ -160,8 +174,6 @@ def _draw(axes: Axes, plot: Plot, curves: dict[str, Points]) -> None:
     axes.set_title(plot.title)
     axes.set_xlabel("training step")
     axes.set_ylabel(plot.y_label)
-    if plot.unit_range:
-        axes.set_ylim(-0.02, 1.02)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize="small")
 

@@ -13,11 +13,11 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from rljob_api.standard_streams import discard_output
+from rljob_api.v1alpha1.dataset import EvaluationScores
 from rljob_trainer.observability.metrics import (
-    EVAL_GREEDY,
-    EVAL_SAMPLED,
     EXCLUDED_FRACTION,
     REWARD_MEAN,
+    TEACHER_KL,
     THROUGHPUT,
     TIMING_PREFIX,
     Metrics,
@@ -55,11 +55,25 @@ class LastingConsole(Console):
 class ProgressDisplay:
     """A sink that shows the newest step. Reward and evaluation scores stay visible until there are newer ones."""
 
-    def __init__(self, console: Console, total_steps: int, num_devices: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        console: Console,
+        total_steps: int,
+        num_devices: int,
+        clock: Clock,
+        evaluations: Sequence[EvaluationScores] = (),
+    ) -> None:
         self._console = console
         self._total_steps = total_steps
         self._num_devices = num_devices
         self._clock = clock
+        self._labels = {REWARD_MEAN: "reward", TEACHER_KL: "teacher KL"}
+        for each in evaluations:
+            main, *others = each.labels.items()
+            self._labels[main[0]] = "eval" if len(evaluations) == 1 else f"eval {each.name}"
+            # With several evaluations, the line has room for one score of each.
+            if len(evaluations) == 1:
+                self._labels |= {name: f"eval {label}" for name, label in others}
         self._remaining = RemainingTime(total_steps)
         self._newest: dict[str, float] = {}
         self._bar: RichProgress | None = None
@@ -84,7 +98,7 @@ class ProgressDisplay:
     def write(self, step: int, metrics: Metrics) -> None:
         """Shows that `step` steps are done."""
         self._newest.update(metrics)
-        if REWARD_MEAN in metrics:
+        if REWARD_MEAN in metrics or TEACHER_KL in metrics:
             self._remaining.observe(step, self._clock())
         note = ", ".join(self._summary(metrics))
         if self._bar is not None and self._task is not None:
@@ -104,7 +118,7 @@ class ProgressDisplay:
 
     def _summary(self, metrics: Metrics) -> Sequence[str]:
         parts = []
-        for label, name in (("reward", REWARD_MEAN), ("eval", EVAL_GREEDY), ("eval sampled", EVAL_SAMPLED)):
+        for name, label in self._labels.items():
             if name in self._newest:
                 parts.append(f"{label} {self._newest[name]:.3f}")
         if metrics.get(EXCLUDED_FRACTION):

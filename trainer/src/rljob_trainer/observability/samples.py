@@ -61,6 +61,8 @@ class Sample:
     `{"accuracy": "TIMEOUT"}`"""
     messages: Sequence[Mapping[str, object]] = ()
     """All messages of a conversation with an environment; empty for a single response."""
+    evaluation: str = ""
+    """The name of the evaluation; empty for a response of training."""
 
 
 class SampleLog:
@@ -77,15 +79,16 @@ class SampleLog:
         self._writer = JsonlWriter(path)
 
     def write(self, samples: Sequence[Sample]) -> None:
-        """Appends the samples. `messages` is left out if there are none.
+        """Appends the samples. `messages` and `evaluation` are left out if they are empty.
 
         Raises:
             OSError: the samples cannot be written.
         """
         for sample in samples:
             fields = asdict(sample)
-            if not sample.messages:
-                del fields["messages"]
+            for name in ("messages", "evaluation"):
+                if not fields[name]:
+                    del fields[name]
             self._writer.append(fields)
 
     def close(self) -> None:

@@ -84,12 +84,15 @@ class Conversation:
     first_token: int
     """The number of the first token of `tokens`."""
     tokens: TokenValues
+    evaluation: str = ""
+    """The name of the evaluation, as in `samples.jsonl`; empty for training."""
 
     def document(self, max_tokens: int) -> dict[str, object]:
         """Returns the entry of the file, with at most `max_tokens` tokens."""
         first, stop = kept_tokens(self.num_prompt_tokens, self.num_tokens, max_tokens)
         return {
             "kind": self.kind,
+            **({"evaluation": self.evaluation} if self.evaluation else {}),
             "group": self.group,
             "prompt": self.prompt[:MAX_PROMPT_CHARACTERS],
             "score": self.score,

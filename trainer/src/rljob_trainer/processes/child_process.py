@@ -172,7 +172,7 @@ class ChildProcess:
         seconds old. Reading it takes longer than a short call."""
         now = time.monotonic()
         if not max_age or now - self._core_use_read_at > max_age:
-            self._core_use, self._core_use_read_at = _read_core_use(self.pid), now
+            self._core_use, self._core_use_read_at = read_core_use(self.pid), now
         return self._core_use
 
     def was_killed(self) -> bool:
@@ -200,7 +200,8 @@ def _random_tokens() -> Iterator[str]:
             yield block[start : start + 2 * TOKEN_BYTES]
 
 
-def _read_core_use(pid: int) -> CoreUse | None:
+def read_core_use(pid: int) -> CoreUse | None:
+    """CPU use of a process's main thread; None if the kernel does not report it."""
     folder = Path(f"/proc/{pid}")
     try:
         ran, waited, *_ = (folder / "schedstat").read_text().split()

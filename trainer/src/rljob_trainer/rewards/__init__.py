@@ -2,7 +2,8 @@
 
 `base.py` defines a reward's input and output; `loading.py` finds the scorer of an entry in the job. The rewards:
 `exact_match.py`, `math_answer.py`, `format.py`, `reasoning_gym.py`, and `function.py` for a user's own function.
-The package `services` has the rewards that call a service: judges and reward servers.
+Rewards that call a service: `judge.py` and `remote.py`, with their settings in `service_scorers.py`; both call
+`service.py`, which has the limits and retries.
 `final_message.py` removes thinking and special tokens from a response.
 Parts of `math_answer.py`: `final_answer.py` (with `math_context.py`) finds the answer in a response, `math_values.py`
 (with `math_numbers.py`, `math_units.py`, `math_text.py`) parses it, `math_equality.py` (with `math_sympy.py`) compares

@@ -11,11 +11,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from rljob_api.quantities import bytes_of
 from rljob_api.rule import LOCAL_SOURCE
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.reward import JudgeReward, RemoteReward, Reward, RewardType
+from rljob_api.v1alpha1.reward import CodeReward, CodeScore, JudgeReward, RemoteReward, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import CallSettings, ScorerSpec, Takes
+from rljob_trainer.rewards.code import CodeScorer
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
@@ -52,6 +54,8 @@ def scorer_spec(
             return FunctionScorer(reward.function.path, where, str(reward.function.takes), needs_async)
         case RewardType.MATH_ANSWER:
             return MathAnswerScorer(f"{where}.type {of_reward}")
+        case RewardType.CODE:
+            return _code(reward.code or CodeReward(), f"{where}.type {of_reward}", reward.timeout_seconds)
         case RewardType.REASONING_GYM:
             if dataset is None or dataset.reasoning_gym is None:
                 seen = "there is no dataset" if dataset is None else f"dataset.type is {dataset.type}"
@@ -110,6 +114,17 @@ def service_variables(reward: Reward, environment: Mapping[str, str]) -> dict[st
 def service_of(reward: Reward) -> JudgeReward | RemoteReward | None:
     """The service that the reward calls, if the trainer calls it."""
     return reward.judge or reward.remote
+
+
+def _code(code: CodeReward, where: str, response_seconds: float) -> CodeScorer:
+    return CodeScorer(
+        where,
+        is_fraction=code.score is CodeScore.FRACTION,
+        max_tests=code.max_tests,
+        test_seconds=code.test_timeout_seconds,
+        response_seconds=response_seconds,
+        memory_bytes=bytes_of(code.memory),
+    )
 
 
 def _judge(judge: JudgeReward, reward: Reward, where: str, num_processes: int, job_folder: Path) -> JudgeScorer:

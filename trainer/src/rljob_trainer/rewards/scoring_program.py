@@ -22,6 +22,7 @@ from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.processes.child_program import FrameReader, connect, printable, send
 from rljob_trainer.processes.wire import decode
 from rljob_trainer.rewards.base import AsyncCalls, Scorer, ScorerSpec, SyncCalls
+from rljob_trainer.rewards.code import CodeScorer
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
@@ -31,7 +32,15 @@ from rljob_trainer.rewards.services.scorers import JudgeScorer, RemoteScorer
 
 SCORERS = {
     scorer.__name__: scorer
-    for scorer in (FormatScorer, FunctionScorer, JudgeScorer, MathAnswerScorer, ReasoningGymScorer, RemoteScorer)
+    for scorer in (
+        CodeScorer,
+        FormatScorer,
+        FunctionScorer,
+        JudgeScorer,
+        MathAnswerScorer,
+        ReasoningGymScorer,
+        RemoteScorer,
+    )
 }
 
 

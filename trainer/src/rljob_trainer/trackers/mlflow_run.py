@@ -194,11 +194,7 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def metric_name(name: str) -> str:
-    """The metric's name in MLflow, which would reject the whole row for one other character. In MLflow's folder each
-    metric is a file, so `eval/greedy_score` cannot be a folder, too: `eval/greedy_score/accuracy` becomes
-    `eval/greedy_score.accuracy`."""
-    if name.startswith("eval/"):
-        name = "eval/" + name.removeprefix("eval/").replace("/", ".")
+    """The metric's name in MLflow, which would reject the whole row for one other character."""
     return NOT_IN_METRIC_NAMES.sub("_", name)[:MAX_KEY_CHARS]
 
 

@@ -80,7 +80,7 @@ class Trackers:
         self._send(MetricsRow(step, time.time(), {name: float(value) for name, value in metrics.items()}))
 
     def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Sends the first samples of an evaluation; long texts are cut."""
+        """Sends the first samples of one evaluation; long texts are cut."""
         self._send(sample_table(step, samples))
 
     def end(self, exit_code: int, is_stop_requested: Callable[[], bool]) -> None:
@@ -123,8 +123,9 @@ def local_run_id(run_folder: Path) -> str:
 
 
 def sample_table(step: int, samples: Sequence[Sample]) -> SampleTable:
-    """The first samples as a table, with a column for each reward if there are several."""
+    """The first samples of one evaluation as a table, with a column for each reward if there are several."""
     shown = samples[:MAX_ROWS]
+    name = f"{SAMPLES}/{shown[0].evaluation}" if shown else SAMPLES
     rewards = list(shown[0].rewards) if shown and len(shown[0].rewards) > 1 else []
     rows: list[list[str | float | None]] = [
         [
@@ -147,7 +148,7 @@ def sample_table(step: int, samples: Sequence[Sample]) -> SampleTable:
         "score",
         *(f"reward/{name}" for name in rewards),
     ]
-    return SampleTable(SAMPLES, step, columns, rows)
+    return SampleTable(name, step, columns, rows)
 
 
 def _cut(text: str) -> str:

@@ -70,6 +70,9 @@ FOUND = "found"
 """Object column: for each response a mapping from the reward's name to the answer that the reward extracted from the
 response. Rewards that do not report an answer are missing."""
 
+SCORED_BY = "scored_by"
+"""Object column: names of the rewards that score the response, separated by spaces. In batches without this column, all
+rewards do."""
 PROMPT_MESSAGES = "prompt_messages"
 """Object column: the chat from which the prompt was rendered, as a list of messages; None if the prompt is no chat."""
 RESPONSE_LENGTHS = "response_lengths"

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 ACTOR, ROLLOUT, HYBRID, REFERENCE, REWARD, CRITIC = "actor", "rollout", "hybrid", "ref", "reward", "critic"
 REWARD_MODEL = "rewardModel"
 POLICY_FIELD, CRITIC_FIELD = "spec.training.model.", "spec.training.critic.model."
+REFERENCE_FIELD = "spec.roles.ref.model."
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,17 @@ def make_reference(
     temperature: float,
     context: WorkerContext,
     others: Mapping[str, Worker],
+    *,
+    has_own_model: bool = False,
 ) -> Worker:
-    """Builds the reference, the frozen policy of the KL term. If an actor in the same process trains adapters and has
-    the same layout, both share the actor's model: with the adapters turned off, this model is the reference."""
+    """Builds the reference, a frozen model. `has_own_model`: whether `model` is not the policy's initial model.
+
+    If an actor in the same process trains adapters and has the same layout and base model, both share the actor's
+    model: with the adapters turned off, this model is the reference."""
+    if has_own_model:
+        with about_field(REFERENCE_FIELD, POLICY_FIELD):
+            engine = replace(settings, device=context.device, model_folder=model.folder())
+            return ReferenceWorker(context, TrainEngine(engine), temperature)
     if (actor := others.get(ACTOR)) is not None:
         assert isinstance(actor, ActorWorker)
         if actor.engine.settings.adapters is not None and actor.engine.layout == settings.layout:

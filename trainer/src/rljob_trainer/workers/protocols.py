@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
 
@@ -32,7 +33,7 @@ class TrainedGroup(Protocol):
     def num_checkpoint_bytes(self) -> list[int]:
         """One number per rank; see TrainedWorker.num_checkpoint_bytes."""
 
-    def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> list[None]:
+    def begin_checkpoint(self, folder: Location, first_writer: int = 0) -> list[None]:
         """See TrainedWorker.begin_checkpoint."""
 
     def is_checkpoint_written(self) -> list[bool]:
@@ -41,7 +42,7 @@ class TrainedGroup(Protocol):
     def finish_checkpoint(self) -> list[ShardRecord]:
         """One record per rank; see TrainedWorker.finish_checkpoint."""
 
-    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
+    def load_checkpoint(self, folder: Location, policy_version: int) -> list[None]:
         """See TrainedWorker.load_checkpoint."""
 
     def random_state(self) -> list[JsonValue]:

@@ -46,6 +46,8 @@ TRAINER_LOGPROBS = "trainer_logprobs"
 cannot be compared with the rollout engine's."""
 KINDS = "kinds"
 """Object column: the value of SampleKind of each conversation."""
+EVALUATIONS = "evaluations"
+"""Object column: name of the evaluation; empty for training."""
 NUM_DECIMALS = 5
 """Decimal places of numbers in the file."""
 
@@ -134,7 +136,7 @@ def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenize
 
     Args:
         rows: One row per conversation, with the columns of `Rollout.rows`, GROUPS, SCORES, OUTCOMES, PROMPT_TEXTS and
-            KINDS.
+            KINDS and EVALUATIONS.
         updated: The rows of `UpdateRecord.result` of all workers; RECORDED_INDEX are row numbers of `rows`.
         version: The version of the newest weights when the responses were generated.
     """
@@ -154,6 +156,7 @@ def conversations_of(rows: DataProto, updated: DataProto, version: int, tokenize
         found.append(
             Conversation(
                 kind=str(rows.object_column(KINDS)[number]),
+                evaluation=str(rows.object_column(EVALUATIONS)[number]),
                 group=int(rows[GROUPS][number]),
                 prompt=str(rows.object_column(PROMPT_TEXTS)[number]),
                 score=None if math.isnan(score) else score,

@@ -1,4 +1,4 @@
-"""The reference policy of the KL term: the model as it was at step 0, frozen."""
+"""The reference: a frozen model, which is the policy as it was at step 0, or another model such as a teacher."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rljob_trainer.workers.columns import REF_LOGPROBS, token_batch
 
 
 class ReferenceWorker(Worker):
-    """Computes log-probabilities with the frozen model. There is a reference if the job has a KL term, or if a
-    function of the user needs these log-probabilities."""
+    """Computes log-probabilities with the frozen model. There is a reference if the job has a KL term or distills a
+    teacher, or if a function of the user needs these log-probabilities."""
 
     def __init__(self, context: WorkerContext, engine: TrainEngine, temperature: float) -> None:
         """`engine` has the frozen model. It is the reference's own engine, or the actor's, whose model without adapters

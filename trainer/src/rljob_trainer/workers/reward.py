@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import compress, count, repeat
@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.reward import OverlongPenalty, Reward
+from rljob_api.v1alpha1.environment_rules import ENVIRONMENT_REWARD
+from rljob_api.v1alpha1.reward import Reward
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
@@ -24,7 +25,9 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.metrics import NAMED_REWARD_PREFIX, Metrics
 from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
+from rljob_trainer.rewards.code import POOL_SECONDS, CodeScorer
 from rljob_trainer.rewards.error_policies import apply_error_policies
+from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.process_pool import ONE_BY_ONE, ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -37,6 +40,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SAMPLE_IDS,
+    SCORED_BY,
     SCORED_GROUPS,
     TURN_BEGINNINGS,
     score_column,
@@ -47,8 +51,6 @@ log = logging.getLogger(__name__)
 
 STATUSES = tuple(RewardStatus)
 """The statuses in the order of their numbers in a status column."""
-ENVIRONMENT_REWARD = "environment"
-"""The name of the reward that is added if a job with an environment lists none of type Environment."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,14 @@ class RewardSettings:
     ) -> ScorerPool:
         """Starts `num_processes` scoring processes of a reward without waiting until they are ready.
         `probes_service`: see ScorerPool."""
+        # The sandbox ends slow code, which is a score and not a failure.
+        more_seconds = POOL_SECONDS if isinstance(scorer.scorer, CodeScorer) else 0.0
         return ScorerPool(
             scorer.scorer,
             name=scorer.reward.name,
             num_processes=num_processes,
             first_number=first_number,
-            timeout_seconds=scorer.reward.timeout_seconds,
+            timeout_seconds=scorer.reward.timeout_seconds + more_seconds,
             log_folder=self.log_folder,
             environment={**self.environment, **scorer.environment},
             calls=scorer.calls,
@@ -176,16 +180,17 @@ class RewardWorker(Worker):
         A response with IS_LOST is not sent; the controller removes its scores. Needs SAMPLE_IDS,
         IS_LOST, RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS.
         In a job with an environment also ENVIRONMENT_RESULTS and MESSAGES, and for a reward that sees whole groups
-        SCORED_GROUPS. Returns a batch without columns. Raises
+        SCORED_GROUPS. With SCORED_BY, which is the same in all rows, only these rewards run, and the scores of the
+        others mean nothing. Returns a batch without columns. Raises
         RewardError for a row that cannot be sent to a scorer, and for an exception of an environment that gives no
         reward."""
         of_environment = self._environment_outcomes(batch)
-        names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
+        texts = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         conversations = batch.object_column(MESSAGES) if ENVIRONMENT_RESULTS in batch else repeat((), len(batch))
         requests = [
             RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row), _messages(messages))
             for prompt, beginning, response, answer, row, messages in zip(
-                *map(batch.object_column, names), conversations, strict=True
+                *map(batch.object_column, texts), conversations, strict=True
             )
         ]
         are_incomplete = batch[IS_LOST].tolist()
@@ -193,7 +198,12 @@ class RewardWorker(Worker):
         groups = None
         if SCORED_GROUPS in batch:
             groups = list(compress(batch[SCORED_GROUPS].tolist(), [not each for each in are_incomplete]))
-        outcomes, indices = [pool.submit(complete, groups) for pool in self.pools], count()
+        names = [scorer.reward.name for scorer in self.settings.scorers]
+        pools = dict(zip(names, self.pools, strict=True))
+        wanted, indices = _scored_by(batch, names), count()
+        outcomes = [
+            pools[name].submit(complete, groups) if name in wanted else _not_scored(len(complete)) for name in names
+        ]
         columns = (
             batch[SAMPLE_IDS].tolist(),
             requests,
@@ -203,7 +213,7 @@ class RewardWorker(Worker):
         )
         for sample_id, request, length, is_incomplete, of_row in zip(*columns, strict=True):
             assert sample_id not in self.started, f"response {sample_id} is already being scored"
-            index, found = (0, [_not_scored() for _ in self.pools]) if is_incomplete else (next(indices), outcomes)
+            index, found = (0, [_not_scored(1) for _ in self.pools]) if is_incomplete else (next(indices), outcomes)
             self.started[sample_id] = _Started(request, length, index, found, of_row)
         return DataProto()
 
@@ -218,7 +228,11 @@ class RewardWorker(Worker):
             match result:
                 case ["ERROR", _, detail] if not rewards:
                     raise RewardError(f"spec.training.environment: the environment {detail}")
-        return [[reward.outcome(result) for reward in rewards] for result in results]
+        wanted = _scored_by(batch, [each.reward.name for each in rewards])
+        return [
+            [each.outcome(result) if each.reward.name in wanted else _NO_OUTCOME for each in rewards]
+            for result in results
+        ]
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, batch: DataProto) -> DataProto:
@@ -318,11 +332,22 @@ class RewardWorker(Worker):
         return DataProto(objects={name: batch.object_column(name) for name in batch.column_names()})
 
 
-def _not_scored() -> Future[list[RewardOutcome]]:
-    """The outcome for a response that the rollout engine did not complete."""
+_NO_OUTCOME = RewardOutcome(0.0, RewardStatus.OK, "", 0.0)
+
+
+def _not_scored(num_responses: int) -> Future[list[RewardOutcome]]:
+    """The outcomes for responses that the rollout engine did not complete, or that the reward does not score."""
     future: Future[list[RewardOutcome]] = Future()
-    future.set_result([RewardOutcome(0.0, RewardStatus.OK, "", 0.0)])
+    future.set_result([_NO_OUTCOME] * num_responses)
     return future
+
+
+def _scored_by(batch: DataProto, names: Sequence[str]) -> Sequence[str]:
+    """The rewards that score these responses, of those with these names."""
+    if SCORED_BY not in batch or not len(batch):
+        return names
+    wanted = str(batch.object_column(SCORED_BY)[0]).split()
+    return [name for name in names if name in wanted]
 
 
 def _messages(value: object) -> Sequence[Mapping[str, object]]:
@@ -334,15 +359,3 @@ def _mapping(row: object) -> Mapping[str, object]:
     if not isinstance(row, Mapping):
         raise RewardError(f"a dataset row must be a mapping (seen: {type(row).__name__})")
     return row
-
-
-def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:
-    """Soft overlong punishment: min(-exceed / buffer * factor, 0) with exceed = num_tokens - (max_new_tokens - buffer).
-    The score is 0 up to the buffer's beginning and -factor at the limit.
-
-    Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.4, equation 13, where the factor is 1 and responses beyond
-    the limit get -1; here no response is longer than the limit. `num_tokens` includes the end token. When to use:
-    against truncation, instead of a hard penalty at the limit.
-    """
-    begin = max_new_tokens - penalty.buffer_tokens
-    return tuple(min((begin - each) / penalty.buffer_tokens * penalty.penalty_factor, 0.0) for each in num_tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from pydantic import JsonValue
 from torch import Tensor
@@ -14,6 +13,7 @@ from rljob_trainer.checkpoints.load import load_into, open_checkpoint
 from rljob_trainer.checkpoints.random_state import capture_random_state, restore_random_state
 from rljob_trainer.checkpoints.save import HostBuffers, PendingShard, num_shard_bytes, save_shard_async
 from rljob_trainer.checkpoints.sharding import ShardedTensor, sharded_tensors_from_dtensors
+from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
@@ -81,7 +81,7 @@ class TrainedWorker(Worker):
         return self.num_state_bytes
 
     @register(Dispatch.ONE_TO_ALL)
-    def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> None:
+    def begin_checkpoint(self, folder: Location, first_writer: int = 0) -> None:
         """Copies this rank's shards of weights and optimizer state and starts writing them in the background.
 
         The writers of a checkpoint are numbered over all roles; this role's numbers start at `first_writer`."""
@@ -103,7 +103,7 @@ class TrainedWorker(Worker):
         return pending.wait()
 
     @register(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, folder: Path, policy_version: int) -> None:
+    def load_checkpoint(self, folder: Location, policy_version: int) -> None:
         """Loads weights and optimizer state from a checkpoint, which may have been saved by another number of ranks.
         Raises CheckpointError."""
         # Also if loading fails: some tensors may have been loaded then.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import KlPlacement
-from rljob_api.v1alpha1.recipes import resolved_value
+from rljob_api.v1alpha1.recipes import is_distillation, resolved_value
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
 from rljob_trainer.algorithms.function_results import METRIC_PREFIX
@@ -31,6 +31,7 @@ from rljob_trainer.observability.metrics import (
     ENTROPY,
     KL_LOSS,
     POLICY_LOSS,
+    TEACHER_KL,
 )
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
@@ -125,6 +126,8 @@ class UpdateLoss:
             kl_N = kl_estimate(logprobs_N, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
             loss = loss + self.kl_coefficient * self._aggregated(kl_N, segments, lengths_N)
             self.sums.add({KL_LOSS: kl_N.detach().sum()})
+        if is_distillation(self.algorithm):
+            self.sums.add({TEACHER_KL: (old_N - columns[REF_LOGPROBS]).sum()})
         other_sums = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
         if entropy_N is not None:
             other_sums[ENTROPY] = entropy_N.sum()

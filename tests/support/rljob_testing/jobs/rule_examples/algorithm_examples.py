@@ -12,7 +12,7 @@ from rljob_api.variants import Variants, block_name, is_optional_block
 from rljob_testing.jobs.valid_job import Bad
 
 _T = "spec.training."
-_E = _T + "evaluation"
+_E = _T + "evaluations"
 _HELD_OUT = {"dataset": {"type": "File", "file": {"path": "held_out.jsonl"}}}
 _K = "spec.checkpoint.everySteps"
 _C = _T + "algorithm.rolloutCorrection"
@@ -172,11 +172,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_C + ".rejection": {"level": "SequenceMean", "max": 0.9, "min": 0.8}},
         {_C + ".rejection": {"level": "SequenceMean", "estimator": "K3", "max": 0.9}},
     ],
-    "Training.syncEverySteps": [
-        {_T + "rollout.syncEverySteps": 5, _E: _HELD_OUT | {"everySteps": 10}, _K: 5},
-        {_T + "rollout.syncEverySteps": 5, _E: _HELD_OUT | {"everySteps": 0}, _K: 5},
-    ],
-    "RLJobSpec.syncEverySteps": [{_T + "rollout.syncEverySteps": 3, _E: _HELD_OUT | {"everySteps": 3}, _K: 9}],
+    "RLJobSpec.syncEverySteps": [{_T + "rollout.syncEverySteps": 3, _E: [_HELD_OUT | {"everySteps": 3}], _K: 9}],
     "Training.rolloutCorrection": [
         {_T + "rollout.topP": 0.9},
         {_T + "rollout.topK": 5, _C + ".type": "None"},
@@ -337,14 +333,8 @@ BAD: dict[str, list[Bad]] = {
         Bad(_C + ".rejection.max", {_C + ".rejection": {"level": "Token", "max": 1}}),
         Bad(_C + ".rejection.max", {_C + ".rejection": {"level": "Token", "max": 1.5, "min": 1.5}}),
     ],
-    "Training.syncEverySteps": [
-        Bad(
-            _E + ".everySteps",
-            {_T + "rollout.syncEverySteps": 5, _E: _HELD_OUT | {"everySteps": 8}, _K: 5},
-        ),
-    ],
     "RLJobSpec.syncEverySteps": [
-        Bad(_K, {_T + "rollout.syncEverySteps": 5, _E: _HELD_OUT | {"everySteps": 5}, _K: 12}),
+        Bad(_K, {_T + "rollout.syncEverySteps": 5, _E: [_HELD_OUT | {"everySteps": 5}], _K: 12}),
     ],
     "Training.rolloutCorrection": [
         Bad(_C, {_T + "rollout.topP": 0.9, _C + ".type": "TokenTruncated"}),

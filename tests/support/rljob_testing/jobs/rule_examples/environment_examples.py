@@ -18,6 +18,10 @@ _FUNCTION = {"type": "Function", "function": {"path": "rewards.mine:score"}}
 _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 64}
 _ALONE: Mapping[str, object] = {_E: _ENVIRONMENT, _T + "dataset": REMOVED, _R: REMOVED}
 """An environment without dataset and rewards."""
+_DISTILLATION: Mapping[str, object] = {
+    _T + "algorithm.type": "Distillation",
+    "spec.roles.ref.model": {"source": "owner/teacher"},
+}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Environment.classes.name": [
@@ -28,17 +32,12 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_E: _ENVIRONMENT | {"timeoutSeconds": 600}},
     ],
     "Training.dataset": [_ALONE, {_E: _ENVIRONMENT}],
-    "Training.evaluationDataset": [
-        {**_ALONE, _T + "evaluation": {"numPrompts": 8}},
-        {**_ALONE, _T + "evaluation": {"dataset": _FILE}},
-        {_E: _ENVIRONMENT, _T + "evaluation": {"dataset": _FILE}},
-    ],
-    "Training.rewards": [{_E: _ENVIRONMENT, _R: []}, _ALONE, {_R: [_FUNCTION]}],
+    "Training.rewards": [{_E: _ENVIRONMENT, _R: []}, _ALONE, {_R: [_FUNCTION]}, {**_DISTILLATION, _R: []}],
     "Training.environmentReward": [
         {_E: _ENVIRONMENT, _R: [_REWARD]},
         {_E: _ENVIRONMENT, _R: [_REWARD | {"name": "won"}, _REWARD | {"name": "moves", "weight": -0.1}, _FUNCTION]},
     ],
-    "Training.mathAnswer": [{_E: _ENVIRONMENT, _R: [{"type": "MathAnswer"}]}, {**_ALONE, _R: [_FUNCTION]}],
+    "Training.answers": [{_E: _ENVIRONMENT, _R: [{"type": "MathAnswer"}]}, {**_ALONE, _R: [_FUNCTION]}],
     "Training.environmentClasses": [_ALONE, {_E: _ENVIRONMENT | {"classes": [_GAME, _GAME | {"name": "hard"}]}}],
     "Training.environmentPromptTokens": [
         {_E: _ENVIRONMENT | {"maxContextTokens": 65}, _T + "rollout.maxNewTokens": 64},
@@ -68,18 +67,15 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Training.dataset": [
         Bad(_T + "dataset", {_T + "dataset": REMOVED, _R: [_FUNCTION]}),
-        Bad(_T + "dataset", {_T + "dataset": REMOVED, _R: [_FUNCTION], _T + "evaluation": {"dataset": _FILE}}),
-    ],
-    "Training.evaluationDataset": [
-        Bad(_T + "evaluation.dataset", {_T + "evaluation": {}}),
-        Bad(_T + "evaluation.dataset", {_E: _ENVIRONMENT, _T + "evaluation": {"numPrompts": 8}}),
+        Bad(_T + "dataset", {_T + "dataset": REMOVED, _R: [_FUNCTION], _T + "evaluations": [{"dataset": _FILE}]}),
     ],
     "Training.rewards": [Bad(_R, {_R: []}), Bad(_R, {_R: REMOVED})],
     "Training.environmentReward": [
         Bad(_R, {_R: [_FUNCTION, _REWARD | {"name": "game"}]}, places=(_R + "[1].type",)),
     ],
-    "Training.mathAnswer": [
-        Bad(_R, {**_ALONE, _R: [_FUNCTION, {"name": "answer", "type": "MathAnswer"}]}, places=(_R + "[1].type",)),
+    "Training.answers": [
+        Bad(_R, {**_ALONE, _R: [_FUNCTION, {"name": "answer", "type": kind}]}, places=(_R + "[1].type",))
+        for kind in ("MathAnswer", "Code")
     ],
     "Training.environmentClasses": [
         Bad(_E + ".classes", {**_ALONE, _E: _ENVIRONMENT | {"classes": [_GAME, _GAME | {"name": "hard"}]}}),
@@ -88,7 +84,7 @@ BAD: dict[str, list[Bad]] = {
         Bad(_E + ".maxContextTokens", {_E: _ENVIRONMENT | {"maxContextTokens": 64}, _T + "rollout.maxNewTokens": 63}),
         Bad(
             _E + ".maxContextTokens",
-            {_E: _ENVIRONMENT, _T + "evaluation": {"dataset": _FILE | {"maxPromptTokens": 256}}},
+            {_E: _ENVIRONMENT, _T + "evaluations": [{"dataset": _FILE | {"maxPromptTokens": 256}}]},
         ),
     ],
     "Training.environmentNewTokens": [

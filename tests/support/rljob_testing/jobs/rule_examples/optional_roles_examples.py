@@ -20,8 +20,21 @@ _JUDGED = {_R: [_MODEL]}
 _POOL = "spec.roles.rewardModel.pool"
 _JUDGE_APART = {"spec.pools[1]": {"name": "second", "nodes": 1, "gpusPerNode": 2}, _POOL: "second"}
 _PLACE = "spec.roles.rewardModel"
+_TEACHER = "spec.roles.ref.model"
+_DISTILLATION = {_T + "algorithm.type": "Distillation", _TEACHER: {"source": "owner/teacher"}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
+    "RLJobSpec.teacher": [
+        _DISTILLATION,
+        {_T + "algorithm.advantage.type": "Distillation", _TEACHER: {"source": "./teacher"}},
+        {**_DISTILLATION, _T + "rollout.groupSize": 1, _T + "rewards": []},
+        {_T + "algorithm": {"type": "Distillation", "advantage": {"type": "GroupRelative"}}},
+        {**_DISTILLATION, _T + "algorithm.kl.coefficient": 0.1},
+    ],
+    "ReferenceModel.revision": [
+        {**_DISTILLATION, _TEACHER: {"source": "owner/teacher", "revision": "main"}},
+        {**_DISTILLATION, _TEACHER: {"source": "./teacher"}},
+    ],
     "RLJobSpec.criticPool": [{**_PPO, **_CRITIC_APART}, {**_PPO, "spec.roles.critic.pool": "main"}],
     "Training.critic": [{**each, _T + "critic.valueClipRange": 0} for each in (_PPO, _GAE, _OWN)],
     "Training.criticWarmupSteps": [{**_PPO, _T + "critic.warmupSteps": 9}],
@@ -77,6 +90,13 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 }
 
 BAD: dict[str, list[Bad]] = {
+    "RLJobSpec.teacher": [
+        Bad(_TEACHER, {_T + "algorithm.type": "Distillation"}),
+        Bad(_TEACHER, {_T + "algorithm.advantage.type": "Distillation", _T + "rewards": []}),
+    ],
+    "ReferenceModel.revision": [
+        Bad(_TEACHER + ".revision", {**_DISTILLATION, _TEACHER: {"source": "./teacher", "revision": "main"}}),
+    ],
     "RLJobSpec.criticPool": [
         Bad("spec.roles.critic.pool", {**_PPO, "spec.roles.critic.pool": "other"}),
         Bad("spec.roles.critic.pool", {"spec.roles.critic.pool": "other"}),

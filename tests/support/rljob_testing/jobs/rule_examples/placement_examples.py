@@ -20,6 +20,8 @@ _MAKES: dict[str, Mapping[str, object]] = {
 _LAYOUT_FIELDS = ("shardSize", "sequenceParallel")
 _GRADIENTS, _REFERENCE = "spec.training.model.offload.gradients", "spec.training.model.offload.reference"
 _DEFERRED = "spec.roles.actor.deferGradientReduction"
+_TEACHER = {"spec.roles.ref.model": {"source": "owner/teacher"}}
+_DISTILLATION = {**_TEACHER, _T + "algorithm.type": "Distillation"}
 _LORA = {"spec.training.model.lora": {}, "spec.training.algorithm.kl.coefficient": 0.1}
 _SHARD_SIZE, _GPUS = "spec.roles.actor.shardSize", "spec.pools[0].gpusPerNode"
 
@@ -77,16 +79,19 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
                 _T + "algorithm.advantage": {"type": "Function", "function": {"path": "mine:function"}},
                 f"spec.roles.{role}.shardSize": 1,
             },
+            {**_MAKES[role], **_TEACHER, **_MAKES["ref"]},
         ]
         for role in ("ref", "critic")
     },
     "RLJobSpec.offload.reference": [
         {_REFERENCE: True, "spec.training.algorithm.kl.coefficient": 0.1},
+        {_REFERENCE: True, **_DISTILLATION},
         {_REFERENCE: False},
     ],
     "RLJobSpec.offload.referenceOfAdapters": [
         _LORA,
         {**_LORA, _REFERENCE: True, "spec.roles.ref.shardSize": 1},
+        {**_LORA, _REFERENCE: True, **_TEACHER},
         {**_LORA, _REFERENCE: True, "spec.pools[1]": {"name": "second"}, "spec.roles.ref.pool": "second"},
     ],
     "RLJobSpec.offload.gradients": [{_GRADIENTS: True}, {_DEFERRED: True}],
@@ -176,7 +181,8 @@ BAD: dict[str, list[Bad]] = {
     },
     **{
         f"RLJobSpec.{role}LayoutUsed": [
-            Bad(f"spec.roles.{role}", {f"spec.roles.{role}.{field}": 1}) for field in _LAYOUT_FIELDS
+            *(Bad(f"spec.roles.{role}", {f"spec.roles.{role}.{field}": 1}) for field in _LAYOUT_FIELDS),
+            *([Bad("spec.roles.ref", _TEACHER)] if role == "ref" else []),
         ]
         for role in ("ref", "critic")
     },

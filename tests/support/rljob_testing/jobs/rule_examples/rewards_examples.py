@@ -16,9 +16,16 @@ _MODEL = {"type": "RewardModel", "rewardModel": {"source": "owner/reward"}}
 _ENVIRONMENT = {"type": "Environment"}
 _E = _T + "environment"
 _GAME = {"type": "Class", "classes": [{"path": "my_games:GuessNumber"}], "maxContextTokens": 256}
-_FILE = {"type": "File", "file": {"path": "held_out.jsonl"}}
+_DISTILLATION: Mapping[str, object] = {
+    _T + "algorithm.type": "Distillation",
+    "spec.roles.ref.model": {"source": "owner/teacher"},
+}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
+    "Reward.codeUsed": [
+        {_R: [{"type": "Code"}]},
+        {_R: [{"type": "Code", "code": {"score": "Fraction", "memory": "512Mi"}}]},
+    ],
     "Reward.limits": [
         {_R: [_OVERLONG | {"weight": 0.5}]},
         {_E: _GAME, _R: [_ENVIRONMENT | {"timeoutSeconds": 10}]},
@@ -43,19 +50,17 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         # The environment's own reward is added with weight 1.
         {_E: _GAME, _R: [_FUNCTION | {"weight": 0.0}]},
         {_E: _GAME, _R: []},
+        {**_DISTILLATION, _R: [_FUNCTION | {"weight": 0.0}]},
     ],
     "Training.overlongBuffer": [{_R: [_OVERLONG | {"overlong": {"bufferTokens": 64}}]}],
     "Training.reasoningGymReward": [
         {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}]},
         {_T + "dataset": _GYM, _R: [_OVERLONG, {"type": "ReasoningGym"}]},
     ],
-    "Training.reasoningGymEvaluation": [
-        {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}], _T + "evaluation.dataset": _GYM},
-        {_T + "dataset": _GYM, _T + "evaluation.dataset": _FILE},
-    ],
 }
 
 BAD: dict[str, list[Bad]] = {
+    "Reward.codeUsed": [Bad(_R + "[0].code", {_R: [{"type": "MathAnswer", "code": {"maxTests": 5}}]})],
     "Reward.limits": [
         Bad(_R + "[0]", {_R: [reward | {name: value}]})
         for name, value in (("timeoutSeconds", 9.0), ("numProcesses", 1))
@@ -93,11 +98,5 @@ BAD: dict[str, list[Bad]] = {
         Bad(_R, {_R + "[0].type": "ReasoningGym"}),
         Bad(_R, {_R + "[1]": {"name": "task", "type": "ReasoningGym"}}),
         Bad(_R, {_E: _GAME, _T + "dataset": REMOVED, _R: [{"type": "ReasoningGym"}]}),
-    ],
-    "Training.reasoningGymEvaluation": [
-        Bad(
-            _T + "evaluation.dataset.type",
-            {_T + "dataset": _GYM, _R: [_OVERLONG, {"type": "ReasoningGym"}], _T + "evaluation.dataset": _FILE},
-        )
     ],
 }

@@ -7,12 +7,26 @@ from collections.abc import Mapping
 from rljob_testing.jobs.valid_job import Bad
 
 _T = "spec.training."
+_BUCKET = {
+    "bucket": "team-checkpoints",
+    "prefix": "rl/run_1",
+    "endpoint": "https://minio.example:9000",
+    "region": "eu-central-1",
+    "secret": "bucket",
+}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
     "CheckpointStorage.subPath": [
         {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "team/run"}},
         {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt"}},
+    ],
+    "CheckpointStorage.exactlyOne": [
+        {"spec.checkpoint.storage": {"s3": {"bucket": "ckpt"}}},
+        {"spec.checkpoint.storage": {"s3": _BUCKET}},
+    ],
+    "CheckpointStorage.subPathOfClaim": [
+        {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "team"}},
     ],
     "Model.revision": [
         {_T + "model": {"source": "owner/model", "revision": "main"}},
@@ -70,6 +84,13 @@ BAD: dict[str, list[Bad]] = {
             "spec.checkpoint.storage.subPath",
             {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "a/../.."}},
         )
+    ],
+    "CheckpointStorage.exactlyOne": [
+        Bad("spec.checkpoint.storage", {"spec.checkpoint.storage": {}}),
+        Bad("spec.checkpoint.storage", {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "s3": _BUCKET}}),
+    ],
+    "CheckpointStorage.subPathOfClaim": [
+        Bad("spec.checkpoint.storage.subPath", {"spec.checkpoint.storage": {"s3": _BUCKET, "subPath": "team"}}),
     ],
     "Model.revision": [
         Bad(_T + "model.revision", {_T + "model": {"source": "./mine", "revision": "main"}}),

@@ -1,4 +1,6 @@
-"""Finds rows whose answer MathAnswer cannot score, before any device is reserved.
+"""Finds rows whose answer MathAnswer cannot score, or whose tests Code cannot run, before any device is reserved.
+
+For Code, the tests of the first MAX_ROWS_OF_TESTS rows of each dataset are parsed. For MathAnswer:
 
 1. For every row: checks the type of the answer, and strings that mean a missing value (`rewards.answer_values`).
 2. For every distinct answer: scores an empty response with it, in the reward's scoring processes, in parallel, within
@@ -23,17 +25,21 @@ from contextlib import ExitStack
 
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_trainer.control_groups import num_usable_cores
-from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptRow
+from rljob_trainer.datasets.prompts import DATASET, PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.answer_values import why_unusable
 from rljob_trainer.rewards.base import MACHINE_ERRORS, RewardOutcome, RewardRequest, RewardStatus, excerpt
+from rljob_trainer.rewards.code_tests import parse_tests
 from rljob_trainer.rewards.process_pool import ScorerPool
+from rljob_trainer.sandbox.confinement import available_layers
 from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
 
 log = logging.getLogger(__name__)
 
 MAX_ROWS_PARSED = 100_000
 """Up to this many training rows, all answers are parsed in advance."""
+MAX_ROWS_OF_TESTS = 10_000
+"""The tests of so many rows of a dataset are parsed in advance. Tests may be large: some rows have megabytes."""
 MAX_PROCESSES = 16
 """Scoring processes for the check; each needs about 60 MiB on the controller's node."""
 ANSWERS_PER_BLOCK = 256
@@ -82,21 +88,42 @@ def refuse_unusable(rows: Sequence[PromptRow], dataset: str, answer_field: str) 
         raise DatasetError(_message(dataset, f"{len(reasons)} of {len(rows)}", reasons, advice))
 
 
+def refuse_unusable_tests(rows: Sequence[PromptRow], dataset: str) -> None:
+    """Checks that the tests of a Code reward can be parsed. Raises DatasetError that names the first rows."""
+    checked = rows[:MAX_ROWS_OF_TESTS]
+    reasons = [(row, reason) for row in checked if (reason := _why_unusable_tests(row.answer)) is not None]
+    if reasons:
+        number = f"{len(reasons)} of {len(checked)}"
+        raise DatasetError(_message(dataset, number, reasons, ADVICE, RewardType.CODE))
+
+
+def _why_unusable_tests(answer: object) -> str | None:
+    try:
+        parse_tests(answer)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def check_rewards(
     scorers: Sequence[ScorerSettings],
     pools: Sequence[ScorerPool],
     training: Sequence[PromptRow],
-    held_out: Sequence[PromptRow],
+    held_out: Mapping[str, Sequence[PromptRow]],
     doing: Callable[[str], None] = lambda _: None,
 ) -> DrawnRowFilter | None:
     """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
     None if all rows are already checked, or if no scorer is MathAnswer.
 
-    `pools` has one pool per scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
+    `held_out`: rows of evaluations that MathAnswer scores, by the field path of their dataset. `pools` has one pool per
+    scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
     progress. Raises ConfigurationError if a scorer cannot be loaded, DatasetError that names the rows whose answers
     cannot be scored, ResourceError."""
     for pool in pools:
         pool.wait_until_ready()
+    if any(each.reward.type is RewardType.CODE for each in scorers):
+        layers = available_layers()
+        log.info("sandbox: %s", layers if isinstance(layers, str) else layers.describe())
     # If several scorers parse answers, only the scorer with the shortest time limit checks them, because it is the
     # strictest.
     found = [pair for pair in zip(scorers, pools, strict=True) if _reads_answers(pair[0])]
@@ -108,7 +135,7 @@ def check_rewards(
         return None
     parser = AnswerParser(used, scorer.where)
     is_large = len(training) > MAX_ROWS_PARSED
-    for dataset, rows in ((EVALUATION_DATASET, held_out), (DATASET, () if is_large else training)):
+    for dataset, rows in {**held_out, DATASET: () if is_large else training}.items():
         _refuse_unscorable(parser, rows, dataset, doing)
     if not is_large:
         used.close()
@@ -222,11 +249,17 @@ def _refuse_unscorable(
         raise DatasetError(_message(dataset, f"{at_least}{len(reasons)} of {len(rows)}", reasons, ADVICE))
 
 
-def _message(dataset: str, number: str, reasons: Sequence[tuple[PromptRow, str]], advice: str) -> str:
+def _message(
+    dataset: str,
+    number: str,
+    reasons: Sequence[tuple[PromptRow, str]],
+    advice: str,
+    reward: RewardType = RewardType.MATH_ANSWER,
+) -> str:
     named = [f"\n  {row.location}: the answer is {reason}" for row, reason in reasons[:NUM_ROWS_NAMED]]
     more = f"\n  and {len(reasons) - len(named)} more" if len(reasons) > len(named) else ""
     return (
-        f"{dataset}.answerField: {number} rows have an answer that the reward MathAnswer cannot score; "
+        f"{dataset}.answerField: {number} rows have an answer that the reward {reward} cannot score; "
         f"{advice}{''.join(named)}{more}"
     )
 

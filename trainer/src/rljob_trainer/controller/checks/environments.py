@@ -10,6 +10,8 @@ from pathlib import Path
 from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.environment import Environment, RewritePolicy
+from rljob_api.v1alpha1.environment_rules import ENVIRONMENT_REWARD
+from rljob_api.v1alpha1.recipes import is_distillation
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.model_roles import user_code_variables
@@ -25,7 +27,6 @@ from rljob_trainer.environments.turn_template import PROBE_MESSAGE
 from rljob_trainer.errors import ConfigurationError, DatasetError, EnvironmentMessageError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 from rljob_trainer.settings import Settings
-from rljob_trainer.workers.reward import ENVIRONMENT_REWARD
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ def check_rewards_of(training: Training, descriptions: Sequence[EnvironmentDescr
             f"{WHERE}.classes: {', '.join(without)} has no method `get_reward`, but other classes have one; add it, so "
             "that all rollouts have the same rewards"
         )
-    if without and not training.rewards:
+    if without and not training.rewards and not is_distillation(training.algorithm):
         raise ConfigurationError(
             f"spec.training.rewards: there is no reward, and the class {without[0]} of {WHERE} has no method "
             "`get_reward`; add one of them"
@@ -197,10 +198,19 @@ def check_rewards_of(training: Training, descriptions: Sequence[EnvironmentDescr
 
 
 def with_environment_reward(job: TrainerJob, descriptions: Sequence[EnvironmentDescription]) -> TrainerJob:
-    """Adds a reward of type Environment if the classes have `get_reward` and the job lists none."""
+    """Adds a reward of type Environment if the classes have `get_reward` and the job lists none. Raises
+    ConfigurationError if an evaluation names this reward and it is not added."""
     training = job.spec.training
+    names = [reward.name for reward in training.rewards]
     is_listed = any(reward.type is RewardType.ENVIRONMENT for reward in training.rewards)
     if is_listed or not all(each.has_reward for each in descriptions):
+        for index, each in enumerate(training.evaluations):
+            if ENVIRONMENT_REWARD not in names and ENVIRONMENT_REWARD in (each.rewards or ()):
+                raise ConfigurationError(
+                    f"spec.training.evaluations[{index}].rewards: {ENVIRONMENT_REWARD!r} does not exist, because the "
+                    f"classes of {WHERE} have no method `get_reward` (rewards: {', '.join(names)}); add it, or name "
+                    "other rewards"
+                )
         return job
     added = Reward(name=ENVIRONMENT_REWARD, type=RewardType.ENVIRONMENT)
     training = training.model_copy(update={"rewards": (*training.rewards, added)})

@@ -23,7 +23,7 @@ from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, 
 from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.controller.checks.responses import check_responses
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.datasets.prompts import DATASET
+from rljob_trainer.datasets.prompts import DATASET, evaluation_dataset
 from rljob_trainer.engines.rollout.select import check_separate_adapters
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.kernels import check_kernels
@@ -62,6 +62,10 @@ def check_algorithm(spec: RLJobSpec) -> None:
     if not needs_reference(spec):
         advice = f"set training.algorithm.kl.coefficient above 0, or let your function need {REF_LOGPROBS!r}"
         _refuse_role(spec, "ref", spec.roles.ref, "the reference model", advice)
+        if spec.roles.ref.model is not None:
+            raise ConfigurationError(
+                f"spec.roles.ref.model: nothing needs the reference model; remove the block, or {advice}"
+            )
 
 
 def _warn_of_unintended_settings(spec: RLJobSpec) -> None:
@@ -147,7 +151,8 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     new = training.rollout.max_new_tokens
     if limit is None or longest + new <= limit:
         return
-    dataset = training.dataset if field == DATASET or training.evaluation is None else training.evaluation.dataset
+    datasets = {evaluation_dataset(index): each.dataset for index, each in enumerate(training.evaluations)}
+    dataset = datasets.get(field, training.dataset)
     if dataset is None:  # `maxContextTokens` includes the new tokens.
         return
     prompt, advice = "a prompt of one token", "reduce maxNewTokens"

@@ -23,13 +23,7 @@ from rljob_trainer.rewards.base import (
     excerpt,
 )
 from rljob_trainer.rewards.final_message import SPECIAL_TOKEN
-from rljob_trainer.rewards.services.http_service import (
-    Counts,
-    Service,
-    ServiceError,
-    ServiceLimits,
-    UnusableAnswerError,
-)
+from rljob_trainer.rewards.services.service import Counts, Service, ServiceError, ServiceLimits, UnusableAnswerError
 from rljob_trainer.rewards.services.settings import JudgeSettings, key_of
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, as_score
 from rljob_trainer.rewards.function import score_list
-from rljob_trainer.rewards.services.http_service import Counts, Service, ServiceError
+from rljob_trainer.rewards.services.service import Counts, Service, ServiceError
 from rljob_trainer.rewards.services.settings import RemoteSettings, key_of
 
 FIELDS = ("rewards", "scores")

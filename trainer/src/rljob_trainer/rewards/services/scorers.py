@@ -1,22 +1,14 @@
-"""Rewards that call a service. Only their scoring processes import the code that calls it, because event loops and HTTP
-need time and memory."""
+"""Scorers that call a service. Only the scoring processes of these rewards import the code that calls it, because event
+loops and HTTP need time and memory."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from rljob_trainer.rewards.base import AsyncCalls
 from rljob_trainer.rewards.services.settings import JudgeSettings, RemoteSettings
 
 
-@dataclass(frozen=True)
 class JudgeScorer(JudgeSettings):
-    """A language model that scores responses by a rubric."""
-
-    @property
-    def name(self) -> str:
-        """The judge's model."""
-        return f"the judge {self.model}"
+    """Scores responses by a judge."""
 
     def load(self) -> AsyncCalls:
         """Raises ConfigurationError if the variable of the key is not set."""
@@ -26,14 +18,8 @@ class JudgeScorer(JudgeSettings):
         return AsyncCalls(judge.scores, has_own_limits=True, probe=judge.probe)
 
 
-@dataclass(frozen=True)
 class RemoteScorer(RemoteSettings):
-    """A reward server."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"the reward server {self.url}"
+    """Scores responses by a reward server."""
 
     def load(self) -> AsyncCalls:
         """Raises ConfigurationError if the variable of the key is not set."""

@@ -1,4 +1,4 @@
-"""The settings of rewards that call a service, for one scoring process."""
+"""The settings of rewards that call a service."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ class JudgeSettings:
     """Of a million tokens."""
     completion_price: float
 
+    @property
+    def name(self) -> str:
+        """The judge's model."""
+        return f"the judge {self.model}"
+
 
 @dataclass(frozen=True)
 class RemoteSettings:
@@ -43,6 +48,11 @@ class RemoteSettings:
     url: str
     key_variable: str | None
     timeout_seconds: float
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"the reward server {self.url}"
 
 
 def key_of(variable: str | None, where: str) -> str | None:

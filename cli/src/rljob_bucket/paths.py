@@ -1,0 +1,56 @@
+"""Names of files and folders in a bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rljob_api.v1alpha1.checkpoint import S3Storage
+
+S3 = "s3"
+
+
+@dataclass(frozen=True)
+class BucketPath:
+    """A file or folder in a bucket. It contains no credentials, so it may be logged and sent to other processes.
+
+    A bucket has no folders: a folder is a prefix of keys."""
+
+    bucket: str
+    key: str
+    """Such as `team/run-1`, without `/` at its ends; empty for the whole bucket."""
+    endpoint: str | None = None
+    """URL of the store, such as `http://minio:9000`; None: AWS."""
+    region: str | None = None
+
+    def __truediv__(self, name: str) -> BucketPath:
+        return replace(self, key=f"{self.key}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return self.as_uri()
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> BucketPath:
+        """The folder of this path."""
+        return replace(self, key=self.key.rpartition("/")[0])
+
+    def as_uri(self) -> str:
+        """Such as `s3://bucket/team/run-1`."""
+        return f"{S3}://{self.bucket}/{self.key}".rstrip("/")
+
+
+def job_folder(storage: S3Storage, job_name: str) -> BucketPath:
+    """Returns the folder of a job in its bucket."""
+    return BucketPath(storage.bucket, storage.prefix or job_name, storage.endpoint, storage.region)
+
+
+def parsed_uri(uri: str) -> BucketPath | None:
+    """Returns the path of a URI such as `s3://bucket/team/run-1`; None if it is not valid. Endpoint and region are
+    those of the environment."""
+    scheme, _, rest = uri.partition("://")
+    bucket, _, key = rest.strip("/").partition("/")
+    return BucketPath(bucket, key) if scheme == S3 and bucket and key else None

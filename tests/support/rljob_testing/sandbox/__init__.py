@@ -1,0 +1,1 @@
+"""Attacks on the sandbox of the reward Code."""

@@ -1,0 +1,106 @@
+"""The run folder of a job whose checkpoints are in a bucket: it is on the local disk of this machine, and its files are
+copied to the bucket. A start on another machine gets them back first."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from rljob_api.constants import RUN_STATE_FILE_NAME
+from rljob_api.contract_documents import TrainerJob
+from rljob_bucket.errors import BucketError, BucketFault
+from rljob_bucket.paths import BucketPath
+from rljob_bucket.probe import check_bucket
+from rljob_trainer.checkpoints.bucket_storage import unavailable_errors
+from rljob_trainer.checkpoints.errors import FencedError
+from rljob_trainer.checkpoints.fencing import newest_start, refuse_if_fenced
+from rljob_trainer.checkpoints.storage import CHECKPOINTS, job_location
+from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.observability.bucket_mirror import BucketMirror, download
+from rljob_trainer.settings import Settings
+
+log = logging.getLogger(__name__)
+
+RUN = "run"
+"""Name of the folder with the run's files in the job's folder."""
+_START_FILE = ".start"
+"""File in the run folder with the number of the start that used it last."""
+_OF_THIS_MACHINE = {RUN_STATE_FILE_NAME, "attempts.jsonl", "job.yaml", "view.html"}
+"""Files that are not downloaded, because `rljob run` or this start has written them."""
+
+
+class BucketRunFolder:
+    """The copy of the run folder. Does nothing for a job without a bucket, and until `prepare` is called."""
+
+    def __init__(self) -> None:
+        self._root: BucketPath | None = None
+        self._mirror: BucketMirror | None = None
+
+    def prepare(self, job: TrainerJob, settings: Settings) -> None:
+        """Checks that the bucket can be used. Downloads the run's files if an earlier start on another machine has
+        written them. Raises ConfigurationError, ResourceError, StorageUnavailableError."""
+        folder = job_location(job.spec.checkpoint.storage, job.name)
+        if folder is None:
+            return
+        refuse_unusable(folder)
+        self._root = folder / CHECKPOINTS
+        newest = newest_start(self._root)
+        if newest > 0 and newest != _start_of(settings.run_folder):
+            try:
+                with unavailable_errors():
+                    num_files = download(folder / RUN, settings.run_folder, lambda name: name in _OF_THIS_MACHINE)
+            except OSError as error:
+                raise ResourceError(
+                    f"{settings.run_folder}: the files of earlier attempts cannot be written ({error.strerror}); free"
+                    " disk space"
+                ) from error
+            log.info("run folder: %d files of earlier attempts were downloaded from %s", num_files, folder / RUN)
+        root, start_number = self._root, settings.start_number
+
+        def may_write() -> bool:
+            try:
+                refuse_if_fenced(root, start_number)
+            except FencedError:
+                return False
+            return True
+
+        state = {RUN_STATE_FILE_NAME: settings.run_state_file}
+        self._mirror = BucketMirror(settings.run_folder, folder / RUN, may_write, time.monotonic, state)
+
+    def begin(self, settings: Settings) -> None:
+        """Starts the copies. Call it after this start was announced: then earlier starts make no more copies."""
+        if self._mirror is not None:
+            (settings.run_folder / _START_FILE).write_text(str(settings.start_number))
+            self._mirror.start()
+
+    def copy_now(self) -> None:
+        """Copies what has changed."""
+        if self._mirror is not None:
+            self._mirror.upload_now()
+
+    def end(self) -> None:
+        """Copies what has changed since the last copy, at the end of the run."""
+        if self._mirror is not None:
+            self._mirror.close()
+
+
+def refuse_unusable(folder: BucketPath) -> None:
+    """Raises ConfigurationError if the job's folder in the bucket cannot be used, ResourceError if the store does not
+    respond."""
+    try:
+        check_bucket(folder)
+    except BucketError as error:
+        field = "spec.checkpoint.storage.s3"
+        endpoint = f" at {folder.endpoint}" if folder.endpoint else ""
+        message = f"{field}{endpoint}: {error}"
+        if error.fault is BucketFault.UNREACHABLE:
+            raise ResourceError(message) from None
+        raise ConfigurationError(message) from None
+
+
+def _start_of(run_folder: Path) -> int:
+    try:
+        return int((run_folder / _START_FILE).read_text())
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,1 @@
+"""Evaluations, their metrics, and the best checkpoints."""

@@ -1,0 +1,145 @@
+"""Copies the files of a run folder into a bucket in the background: metrics, samples, timelines, logs and others.
+
+Every file is an object with the file's own name, so that it can be read with any program. A file that has changed is
+uploaded again as a whole. So that a file that only grows does not cost more and more, a file of n bytes is uploaded at
+most every max(INTERVAL_SECONDS, n / BYTES_PER_SECOND) seconds. A crash loses what was written since the last upload.
+Checkpoints do not depend on these files, and everything is uploaded before a checkpoint is committed and at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rljob_bucket import bucket
+from rljob_bucket.errors import BucketError
+from rljob_bucket.paths import BucketPath
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.observability.timing import Clock
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 30.0
+BYTES_PER_SECOND = 1_000_000
+UPLOADS_AT_ONCE = 4
+_NOT_COPIED = {"checkpoints", "export"}
+"""Folders of a run folder that are not copied: checkpoints and export are written into the bucket directly."""
+
+
+class BucketMirror:
+    """Copies one run folder. No method raises: a failure is logged, and the next pass repeats it."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        target: BucketPath,
+        may_write: Callable[[], bool],
+        clock: Clock,
+        more_files: Mapping[str, Path] | None = None,
+    ) -> None:
+        """`may_write`: asked before each pass; False after a later start of the job has taken over. It may raise
+        TrainerError. `more_files`: files elsewhere, by their name in the bucket."""
+        self._run_folder = run_folder
+        self._target = target
+        self._may_write = may_write
+        self._clock = clock
+        self._more_files = more_files or {}
+        self._uploaded: dict[str, tuple[tuple[int, int], float]] = {}
+        """Size and modification time of each file when it was uploaded, and when that was."""
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bucket-mirror", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def upload_now(self) -> None:
+        """Uploads every file that has changed, and returns afterwards."""
+        self._pass(is_paced=False)
+
+    def upload_due(self) -> None:
+        """Uploads the files that have changed and were not uploaded recently, as the thread does."""
+        self._pass(is_paced=True)
+
+    def close(self) -> None:
+        """Ends the thread and uploads what has changed, if `start` was called."""
+        if not self._thread.ident:
+            return
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.upload_now()
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL_SECONDS):
+            self.upload_due()
+
+    def _pass(self, *, is_paced: bool) -> None:
+        with self._lock:
+            try:
+                if not self._may_write():
+                    return
+                changed = [each for each in self._files() if self._is_due(*each, is_paced=is_paced)]
+                with ThreadPoolExecutor(UPLOADS_AT_ONCE, thread_name_prefix="bucket-mirror") as pool:
+                    for _ in pool.map(lambda each: self._upload(*each), changed):
+                        pass
+            except (OSError, BucketError, TrainerError) as error:
+                log.warning("the run's files are not copied to the bucket at the moment: %s", error)
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        for folder, folders, names in os.walk(self._run_folder):
+            relative = Path(folder).relative_to(self._run_folder)
+            if not relative.parts:
+                folders[:] = [each for each in folders if each not in _NOT_COPIED]
+            for name in names:
+                if not name.endswith(".tmp") and not name.startswith("."):
+                    yield str(relative / name), Path(folder) / name
+        yield from self._more_files.items()
+
+    def _is_due(self, name: str, path: Path, *, is_paced: bool) -> bool:
+        state = _state(path)
+        before, uploaded_at = self._uploaded.get(name, (None, 0.0))
+        if state is None or state == before:
+            return False
+        return before is None or not is_paced or self._clock() - uploaded_at >= state[0] / BYTES_PER_SECOND
+
+    def _upload(self, name: str, path: Path) -> None:
+        state = _state(path)
+        if state is None:
+            return
+        with path.open("rb") as file, bucket.writer(self._target / name, state[0]) as write:
+            while part := file.read(bucket.PART_BYTES):
+                write(part)
+        self._uploaded[name] = (state, self._clock())
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Size and modification time; None if the file was removed."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def download(source: BucketPath, run_folder: Path, skips: Callable[[str], bool]) -> int:
+    """Downloads all files of a mirror except those for which `skips` is true, and replaces local ones. Returns their
+    number. Raises BucketError and OSError."""
+    names = [name for name in bucket.all_files(source) if name.split("/")[0] not in _NOT_COPIED and not skips(name)]
+
+    def download_one(name: str) -> None:
+        target = run_folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(target.name + ".tmp")
+        bucket.download(source / name, temporary)
+        temporary.replace(target)
+
+    with ThreadPoolExecutor(UPLOADS_AT_ONCE, thread_name_prefix="bucket-mirror") as pool:
+        for _ in pool.map(download_one, names):
+            pass
+    return len(names)
