@@ -132,8 +132,8 @@ def test_messages_name_the_mistake_the_value_and_the_fix(old: str, new: str, wor
 def test_an_unknown_field_without_a_similar_name_lists_the_known_names() -> None:
     _, _, path, message = only_problem(JOB.replace("{type: MathAnswer}", "{type: MathAnswer, zzz: 1}"))
     assert path == "spec.training.rewards[0].zzz"
-    known = "errorScore, format, function, name, numProcesses, onError, onTimeout, overlong, rewardModel"
-    assert_words(message, "not a known field", f"{known}, timeoutSeconds, type, weight")
+    known = "code, errorScore, format, function, judge, name, numProcesses, onError, onTimeout, overlong, remote"
+    assert_words(message, "not a known field", f"{known}, rewardModel, timeoutSeconds, type, weight")
 
 
 @pytest.mark.parametrize(
