@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rljob_testing.local_servers import free_port
 from rljob_testing.reward_services import Answer, Received, RewardService, completion, reward_service
 from rljob_trainer.errors import ConfigurationError, ResourceError
-from rljob_trainer.rewards.services import service
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
+from rljob_trainer.rewards.services import service
 from rljob_trainer.rewards.services.judge import Judge, filled_rubric
 from rljob_trainer.rewards.services.remote import RewardServer
 from rljob_trainer.rewards.services.scorers import JudgeScorer, RemoteScorer
