@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from rljob_trainer.controller import controller
+from rljob_trainer.controller import step_records
 from rljob_trainer.controller.step_records import StepTimeline
 from rljob_trainer.groups.worker_processes import WorkerProcesses
 from rljob_trainer.observability.idle_time import with_idle_time
@@ -140,7 +140,7 @@ def test_idle_time_is_that_of_the_whole_step_although_short_spans_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_between: float
 ) -> None:
     """The controller takes finished responses 1,000 times in a step of 100 seconds."""
-    monkeypatch.setattr(controller, "SPANS", recorder := SpanRecorder())
+    monkeypatch.setattr(step_records, "SPANS", recorder := SpanRecorder())
     timeline = StepTimeline(tmp_path, [], cast(dict[str, WorkerProcesses], {"main": Workers()}))
     timeline.max_spans = 100
     timeline.begin(1, is_recorded=True)
