@@ -199,16 +199,24 @@ def is_missing(scores: DataProto, name: str) -> Tensor:
 
 
 def refuse_not_finite(
-    prompts: Sequence[PromptRow], weights: Mapping[str, float], scores: DataProto, totals_S: Tensor
+    prompts: Sequence[PromptRow],
+    weights: Mapping[str, float],
+    scores: DataProto,
+    totals_S: Tensor,
+    names: Sequence[str],
 ) -> None:
     """Raises RewardError for a score that is not finite in float32, which training uses. A single such score would make
     the advantages of its group, or of the whole batch, not finite. A missing score is NaN and allowed.
 
     `prompts`: of each response. In `scores` and in the weighted sums `totals_S`, the rows after these belong to greedy
-    responses, one for each prompt."""
+    responses, one for each prompt. `names`: all rewards of the job, in order."""
     checked = [
         *(
-            (f"spec.training.rewards (reward {name})", scores[score_column(name)], is_missing(scores, name))
+            (
+                f"spec.training.rewards[{names.index(name)}] (reward {name})",
+                scores[score_column(name)],
+                is_missing(scores, name),
+            )
             for name in weights
         ),
         ("spec.training.rewards (weighted sum of all rewards)", totals_S, is_without_score(scores, weights)),

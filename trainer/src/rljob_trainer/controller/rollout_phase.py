@@ -277,7 +277,7 @@ class RolloutPhase:
             # A missing score is NaN, which would remain NaN with weight 0.
             if weight != 0:
                 totals_S += weight * scores[score_column(name)]
-        refuse_not_finite(rollout.prompts, rollout.weights, scores, totals_S)
+        refuse_not_finite(rollout.prompts, rollout.weights, scores, totals_S, [*self.weights])
         num_rows, greedy = len(rollout.prompts), None
         totals_B = totals_S[:num_rows]
         if len(scores) > num_rows:
