@@ -217,7 +217,7 @@ class FinishingGroups:
         groups_S = torch.arange(num_drawn, num_drawn + len(prompts)).repeat_interleave(GROUP_SIZE)
         self.num_requested += len(prompts)
         repeated = tuple(prompt.row for prompt in prompts for _ in range(GROUP_SIZE))
-        return Requested(repeated, groups_S, groups_S, DataProto({"any": groups_S}))
+        return Requested(repeated, groups_S, groups_S, DataProto({"any": groups_S}), {})
 
     def poll(self, requested: Mapping[int, Requested]) -> list[int]:
         """Up to three of the groups."""
