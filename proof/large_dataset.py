@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=20)
     parser.add_argument("--rows-per-file", type=int, default=1_000_000)
     parser.add_argument("--rows-per-group", type=int, default=10_000)
-    parser.add_argument("--unfiltered", action="store_true", help="keep all rows; the filters take 20 minutes")
+    parser.add_argument("--unfiltered", action="store_true", help="keep all rows; the filters need an hour of one core")
     parser.add_argument("--run", metavar="NAME", help="used by the program itself: run as this process")
     options = parser.parse_args()
     folder = options.folder.resolve()
