@@ -153,7 +153,11 @@ ATTACKS: Mapping[str, Attack] = {
         *("open('/etc/passwd')", "open('/proc/self/environ')", "open(f'/proc/{parent}/environ')"),
         *("open(f'/proc/{parent}/mem', 'rb')", "open('/proc/1/environ')", "os.listdir(f'/proc/{parent}/fd')"),
         *("os.listdir('/')", "os.listdir('/proc')"),
-        *("os.listdir(os.path.dirname(os.getcwd()))", "open('/proc/self/root/etc/passwd')", "os.listdir('..')"),
+        *(
+            "os.listdir(os.path.dirname(os.getcwd()))",
+            "open('/proc/self/cwd/../../../../etc/passwd')",
+            "os.listdir('..')",
+        ),
         error="EACCES",
         needs_landlock=True,
     ),

@@ -15,14 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import rljob_trainer
 from rljob_trainer.sandbox.confinement import Layers
-from rljob_trainer.sandbox.descriptors import Descriptors
 from rljob_trainer.sandbox.programs import Mode
 from rljob_trainer.sandbox.watching import Process, Stream, watch
 
@@ -219,3 +218,42 @@ def _failure(process: Process, ending: Mapping[str, Any], limit_seconds: float) 
     if number == signal.SIGKILL and not process.was_killed:
         raise SandboxKilledError("a process was killed while it ran a program")
     return f"ended by signal {signal.Signals(number).name}"
+
+
+class Descriptors:
+    """The open descriptors of one run. It closes them at the end of the `with` block."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(set(self._open))
+
+    def pipe(self) -> tuple[int, int]:
+        """The reading and the writing end of a new pipe."""
+        ends = os.pipe()
+        self._open.update(ends)
+        return ends
+
+    def file(self, data: bytes) -> int:
+        """A file in memory with this data, to be read from its beginning."""
+        descriptor = os.memfd_create("rljob", os.MFD_CLOEXEC)
+        self._open.add(descriptor)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return descriptor
+
+    def add(self, descriptor: int) -> None:
+        """Takes over a descriptor."""
+        self._open.add(descriptor)
+
+    def close(self, descriptors: Iterable[int]) -> None:
+        """Closes these descriptors now."""
+        for descriptor in descriptors:
+            self._open.remove(descriptor)
+            os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The environment variables of sandboxed code: none."""
+"""The environment variables of sandboxed code: none. Only modules called `settings` use environment variables."""
 
 from __future__ import annotations
 
