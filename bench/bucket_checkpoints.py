@@ -23,6 +23,7 @@ from rljob_bench.command_line import read_options
 from rljob_bench.machine import installed_versions
 from rljob_bench.report import OURS, Bar, Report, of_timings, ratio
 from rljob_bench.rounds import Turn, interleaved, timed_calls
+from rljob_bench.saved_tensors import NUM_TENSORS, Tensors, some_tensors
 from rljob_bucket.bucket import PART_BYTES, UPLOADS_AT_ONCE
 from rljob_bucket.paths import BucketPath
 from rljob_testing.buckets.clients import quick_client
@@ -33,21 +34,11 @@ from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
 from rljob_trainer.checkpoints.sharding import sharded_tensors_from_dtensors
 from rljob_trainer.checkpoints.storage import stored
 
-Tensors = dict[str, torch.Tensor]
-
 LIBRARY = "obstore"
 FOLDER = folder_name(1, 1)
 MIB = 2**20
-NUM_TENSORS = 64
 MAX_OF_LIBRARY = 1.3
 """Maximum time of a save as a multiple of the library's."""
-
-
-def some_tensors(num_bytes: int) -> Tensors:
-    """Float32 matrices with this number of bytes in total."""
-    generator = torch.Generator().manual_seed(0)
-    rows = num_bytes // (4 * 1024 * NUM_TENSORS)
-    return {f"layer.{i}": torch.randn(rows, 1024, generator=generator) for i in range(NUM_TENSORS)}
 
 
 def save_ours(root: BucketPath, tensors: Tensors) -> None:

@@ -26,26 +26,17 @@ from rljob_bench.command_line import read_options
 from rljob_bench.machine import installed_versions
 from rljob_bench.report import OURS, Bar, Report, of_timings, ratio
 from rljob_bench.rounds import interleaved, timed_calls
+from rljob_bench.saved_tensors import NUM_TENSORS, Tensors, some_tensors
 from rljob_trainer.checkpoints.load import load_into, open_checkpoint
 from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
 from rljob_trainer.checkpoints.sharding import sharded_tensors_from_dtensors
-
-Tensors = dict[str, torch.Tensor]
 
 DCP = "DCP"
 WRITE, READ = "write and fsync", "read"
 WITH_DIGESTS = ", with digests"
 MIB = 2**20
-NUM_TENSORS = 64
 MAX_OF_FLOOR = 1.5
 """Maximum time as a multiple of the floor with digests."""
-
-
-def some_tensors(num_bytes: int) -> Tensors:
-    """Float32 matrices with this number of bytes in total."""
-    generator = torch.Generator().manual_seed(0)
-    rows = num_bytes // (4 * 1024 * NUM_TENSORS)
-    return {f"layer.{i}": torch.randn(rows, 1024, generator=generator) for i in range(NUM_TENSORS)}
 
 
 def save_ours(root: Path, tensors: Tensors) -> None:
