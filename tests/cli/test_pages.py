@@ -55,6 +55,8 @@ def whole_job(part: Json) -> Json:
     spec = part.get("spec", part)
     assert isinstance(spec, dict)
     training = USUAL_TRAINING | spec.get("training", {})
+    if "datasets" in training:
+        del training["dataset"]
     training["model"] = {"source": "Qwen/Qwen3-0.6B"} | training.get("model", {})
     training["rollout"] = {"groupSize": 8, "maxNewTokens": 4096} | training.get("rollout", {})
     rest = {"pools": [{"name": "main", "nodes": 1, "gpusPerNode": 8}], **spec, "training": training}

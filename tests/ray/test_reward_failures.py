@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from rljob_testing.messages import Mentions
 from rljob_testing.training import training_runs
-from rljob_trainer.controller.checks import answers as answer_checks
+from rljob_trainer.controller import prompt_sets
 
 pytestmark = [pytest.mark.ray]
 
@@ -129,7 +129,7 @@ def test_a_reward_whose_processes_die_trains_nothing_and_ends_the_run(
 def test_rows_with_unscorable_answers_are_skipped_and_samples_show_the_extracted_answer(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 7)
+    monkeypatch.setattr(prompt_sets, "MAX_ROWS_PARSED", 7)
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     answers = ["0", "\\boxed{}", "2", "3", "4", "5", "6", "7"]
     rows = [json.dumps({"prompt": f"{number}>", "answer": answer}) for number, answer in enumerate(answers)]

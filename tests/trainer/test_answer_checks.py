@@ -89,10 +89,13 @@ class Check:
         self.pools: list[ScorerPool] = []
         self.reported: list[str] = []
 
-    def run(self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = ()) -> DrawnRowFilter | None:
+    def run(
+        self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = (), *, is_large: bool = False
+    ) -> DrawnRowFilter | None:
         self.pools = start_check_pools(self.settings, self._stack)
+        by_dataset = {evaluation_dataset(0): held_out}
         return check_rewards(
-            self.settings.scorers, self.pools, training, {evaluation_dataset(0): held_out}, self.reported.append
+            self.settings.scorers, self.pools, training, by_dataset, self.reported.append, is_large=is_large
         )
 
     @property
@@ -207,13 +210,12 @@ def test_a_wrong_column_is_found_before_all_of_it_is_parsed(
 
 
 def test_above_the_limit_rows_are_skipped_when_they_are_drawn(
-    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 5)
     check = Check(tmp_path, stack)
     training = rows("1", "bad", "2", -1, "bad", "3")
-    drawn = check.run(training, rows("7"))
+    drawn = check.run(training, rows("7"), is_large=True)
     assert drawn is not None
     assert check.asked == Counter(["'7'"])
     cursor = PromptCursor(training, seed=0, shuffle=False, digest="any", are_usable=drawn.are_usable)
@@ -235,14 +237,13 @@ def test_above_the_limit_rows_are_skipped_when_they_are_drawn(
     ("answer", "end"), [("dies", "ended its process (signal SIGKILL)"), ("no memory", "raised Mem")]
 )
 def test_a_drawn_row_that_kills_its_process_is_skipped(
-    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture,
     answer: str, end: str,
 ) -> None:  # fmt: skip
     """Otherwise each attempt would draw the same row and fail in the same way."""
-    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
     check = Check(tmp_path, stack)
     training = rows("5", answer, "dies once", "6")
-    drawn = check.run(training)
+    drawn = check.run(training, is_large=True)
     assert drawn is not None
     cursor = PromptCursor(training, seed=0, shuffle=False, digest="any", are_usable=drawn.are_usable)
     assert [each.row.answer for each in cursor.next_batch(6)] == ["5", "dies once", "6"] * 2
@@ -256,20 +257,18 @@ def test_a_drawn_row_that_kills_its_process_is_skipped(
 def test_a_drawn_row_is_not_blamed_if_no_answer_can_be_scored(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
     monkeypatch.setattr(answer_checks, "KNOWN_GOOD_ANSWER", "dies")
-    drawn = Check(tmp_path, stack).run(rows("5", "no memory"))
+    drawn = Check(tmp_path, stack).run(rows("5", "no memory"), is_large=True)
     assert drawn is not None
     with pytest.raises(ResourceError, match=r"string 'no memory' \(a\.jsonl, line 2\) failed twice"):
         drawn.are_usable(rows("5", "no memory"))
 
 
 def test_rows_of_two_files_with_the_same_index_are_both_named(
-    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
-    drawn = Check(tmp_path, stack).run(rows("5", "bad"))
+    drawn = Check(tmp_path, stack).run(rows("5", "bad"), is_large=True)
     assert drawn is not None
     one = rows("bad")
     other = [dataclasses.replace(row, location="b.jsonl, line 1") for row in one]
@@ -279,11 +278,7 @@ def test_rows_of_two_files_with_the_same_index_are_both_named(
     assert len(caplog.records) == 2
 
 
-def test_below_the_limit_or_without_math_no_process_stays(
-    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert answer_checks.MAX_ROWS_PARSED == 100_000
-    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 2)
+def test_below_the_limit_or_without_math_no_process_stays(tmp_path: Path, stack: ExitStack) -> None:
     check = Check(tmp_path, stack)
     assert check.run(rows("1", "2")) is None
     assert all(not Path(f"/proc/{pid}").exists() for pool in check.pools for pid in pool.process_ids())

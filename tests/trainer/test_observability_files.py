@@ -134,6 +134,7 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
             "found": {},
             "outcome": "",
             "statuses": {},
+            "source": "",
         }
     ]
     console = Console(width=400, record=True, file=(tmp_path / "console").open("w"))

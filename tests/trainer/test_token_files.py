@@ -189,6 +189,7 @@ def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
         recorder=SimpleNamespace(evaluated=record),
         timer=SimpleNamespace(take=lambda: {EVAL_SECONDS: 1.0}),
         run_parts=SimpleNamespace(workers=SimpleNamespace(hybrid=hybrid)),
+        rollout=SimpleNamespace(sampler=SimpleNamespace(take_reward_metrics=lambda _: {})),
         output=SimpleNamespace(evaluated=lambda *_: None, scores=scores_of([Evaluation()])),
         reporter=SimpleNamespace(evaluated=lambda _: None),
         saves=SimpleNamespace(begin_if_best=lambda *_: None),

@@ -240,7 +240,7 @@ def step_of(
         has_dropout=False,
         sync_every_steps=1,
     )
-    model = RewardModelWorkers("model", reward_model, [RESPONSE_LENGTHS], 1) if reward_model else None
+    model = RewardModelWorkers("liking", reward_model, [RESPONSE_LENGTHS], 1) if reward_model else None
     stop = StopRequest()
     sampler = Sampler(generator, cast(RewardGroup, rewards), Engines(), stop)
     phase = RolloutPhase(sampler, weights, timer, stop, model)

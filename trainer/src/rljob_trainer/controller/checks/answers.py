@@ -113,16 +113,15 @@ def check_rewards(
     held_out: Mapping[str, Sequence[PromptRow]],
     doing: Callable[[str], None] = lambda _: None,
     *,
-    is_large: bool | None = None,
+    is_large: bool,
 ) -> DrawnRowFilter | None:
     """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
     None if all rows are already checked, or if no scorer is MathAnswer.
 
     `held_out`: rows of evaluations that MathAnswer scores, by the field path of their dataset. `pools` has one pool per
-    scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
-    progress. Raises ConfigurationError if a scorer cannot be loaded, DatasetError that names the rows whose answers
-    cannot be scored, ResourceError. `is_large`: whether the training set is too large to parse all answers, if
-    `training` does not have all rows."""
+    scorer; all are closed, except the one that checks drawn rows. `doing` is called with the progress. `is_large`:
+    whether the training set is too large to parse all answers; `training` may be empty then. Raises ConfigurationError
+    if a scorer cannot be loaded, DatasetError that names the rows whose answers cannot be scored, ResourceError."""
     for pool in pools:
         pool.wait_until_ready()
     if any(each.reward.type is RewardType.CODE for each in scorers):
@@ -138,7 +137,6 @@ def check_rewards(
     if scorer is None or used is None:
         return None
     parser = AnswerParser(used, scorer.where)
-    is_large = len(training) > MAX_ROWS_PARSED if is_large is None else is_large
     training = [row for row in training if not row.rewards or scorer.reward.name in row.rewards]
     for dataset, rows in {**held_out, DATASET: () if is_large else training}.items():
         _refuse_unscorable(parser, rows, dataset, doing)
