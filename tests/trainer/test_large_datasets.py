@@ -155,6 +155,13 @@ def test_answers_of_a_wrong_type_are_found_before_the_run(files: Path) -> None:
     assert not list((files.parent / "data").glob("*/index.json"))
 
 
+def test_unusable_tests_of_code_are_found_before_the_run(files: Path) -> None:
+    write_files(files, [["assert f(1)"] if number != 6 else ["assert f("] for number in range(NUM_ROWS)])
+    settings = job(files, "Keep").to_wire() | {"rewards": [{"type": "Code"}]}
+    with pytest.raises(DatasetError, match=r"(?s)answerField: .*reward Code .*part-0\.parquet, row 7: the answer is"):
+        load_all_prompts(Training.from_wire(settings), MODEL, files, files.parent / "data")
+
+
 def filter_until_killed(folder: Path) -> None:
     """In a child process: ends by SIGKILL in the middle of the filter pass."""
     prompt_sets.MAX_ROWS_PARSED = 100  # type: ignore[attr-defined]

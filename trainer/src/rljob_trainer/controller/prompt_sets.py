@@ -193,6 +193,9 @@ def load_all_prompts(
             )
             index = opened_or_built(files, settings, data_folder / (maker.source or "dataset"), doing)
             sources.append(TrainingSource(maker.where, IndexedRows(index, maker), index.state.key, dataset))
+            # The tests of a Code reward are too slow to parse for all rows.
+            first = sources[-1].rows_to_check
+            _refuse_missing_answers(first, maker.where, dataset, _rewards_of_source(dataset, training))
             reports.append(index.state.report)
         else:
             loaded, counts = load_rows(maker, job_folder)
