@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.v1alpha1.dataset import FileDataset
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.prompt_sets import load_all_prompts
+from rljob_trainer.controller.prompt_sets import load_all_prompts, prompt_cursor
 from rljob_trainer.datasets.prompts import evaluation_dataset
 from rljob_trainer.errors import DatasetError
 
@@ -72,6 +72,23 @@ def test_equal_questions_of_reasoning_gym_are_equal_tasks() -> None:
     job = training(Path(), "Environment", environment=environment, dataset=dataset(1), evaluations=[evaluation])
     prompts = load_all_prompts(job, CHAT_MODEL, Path())
     assert (len(prompts.training), prompts.num_removed) == (1, 3)
+
+
+def test_datasets_of_the_same_size_have_different_orders(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "{number}>", "answer": "{number}"}}\n' for number in range(8)))
+    dataset = {"type": "File", "file": {"path": str(path)}}
+    datasets = [{**dataset, "name": name} for name in ("first", "second")]
+    several = training(path, "Function", dataset=None, datasets=datasets, evaluations=[])
+    one = training(path, "Function", evaluations=[])
+    order, *orders = (
+        [row.row.index for row in prompt_cursor(load_all_prompts(job, MODEL, tmp_path), 3, None).next_batch(16)]
+        for job in (one, several)
+    )
+    # That of a single dataset was recorded once.
+    assert order[:8] == [6, 1, 5, 2, 7, 4, 3, 0]
+    assert sorted(orders[0][::2]) == sorted(orders[0][1::2]) == list(range(8))
+    assert orders[0][::2] != orders[0][1::2]
 
 
 def test_rows_with_some_missing_answers_are_rejected(tmp_path: Path) -> None:

@@ -220,7 +220,13 @@ def prompt_cursor(
     def cursor_of(source: TrainingSource) -> PromptCursor[PromptRow]:
         shuffle = source.dataset is not None and source.dataset.shuffle
         return PromptCursor(
-            source.rows, seed=seed, shuffle=shuffle, digest=source.digest, are_usable=are_usable, where=source.where
+            source.rows,
+            seed=seed,
+            shuffle=shuffle,
+            digest=source.digest,
+            are_usable=are_usable,
+            where=source.where,
+            name=source.name,
         )
 
     if not prompts.sources[0].name:

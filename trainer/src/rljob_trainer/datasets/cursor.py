@@ -6,6 +6,7 @@ epoch times the number of rows, plus the position in the epoch's order.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -87,12 +88,15 @@ class PromptCursor(Generic[Row]):
         digest: str,
         are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
         where: str = "spec.training.dataset",
+        name: str = "",
     ) -> None:
         """`digest`: a digest of the rows, to detect that the data has changed after a resume. `are_usable`: returns for
-        each row whether to use it; None: all rows are used. `where`: the dataset's field, for messages."""
+        each row whether to use it; None: all rows are used. `where`: the dataset's field, for messages. `name`: the
+        name of one of several datasets, each of which has an order of its own."""
         self._rows = rows
         self._where = where
         self._seed = seed
+        self._order_seed = _seed_of(seed, name) if name else seed
         self._shuffle = shuffle
         self._digest = digest
         self._are_usable = are_usable
@@ -204,7 +208,11 @@ class PromptCursor(Generic[Row]):
     def _order_of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         if not self._shuffle:
             return np.arange(len(self._rows))
-        return shuffled_order(len(self._rows), self._seed, epoch)
+        return shuffled_order(len(self._rows), self._order_seed, epoch)
+
+
+def _seed_of(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
 def shuffled_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
