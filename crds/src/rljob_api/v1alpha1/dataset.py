@@ -149,8 +149,8 @@ class NamedDataset(Dataset):
     weight: PositiveNumber = 1.0
     """Share of the prompts, relative to the weights of the other datasets.
 
-    With weights 3 and 1, three of four prompts are from the first dataset. The order is fixed: any number of
-    consecutive prompts has these shares, up to rounding."""
+    With weights 3 and 1, the order is A A B A, A A B A, and so on. It is fixed: any number of consecutive prompts has
+    these shares, up to less than two prompts of each dataset."""
     rewards: Annotated[tuple[RewardName, ...], Field(max_length=16)] = ()
     """Names of the rewards that score responses to these prompts; empty: all."""
 
