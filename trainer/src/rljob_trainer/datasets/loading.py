@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset
+from rljob_trainer.datasets.row_index import report_of
 from rljob_trainer.datasets.filters import DropCounts, FilterName, FilterReport, HeldOut, comparable
 from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
 from rljob_trainer.datasets.rows import RawRow, read_rows
@@ -87,9 +88,4 @@ def without_dropped(
             kept.append(row)
         else:
             counts.add(reason, [row.location])
-    if not kept:
-        raise DatasetError(
-            f"{where}: all {len(rows)} rows are held out for evaluations, so none is left to train on; "
-            "decrease numPrompts in spec.training.evaluations, or name other rows in their datasets"
-        )
-    return kept, FilterReport(dataset=where, num_rows=num_rows, num_kept=len(kept), dropped=counts.dropped())
+    return kept, report_of(where, num_rows, len(kept), counts)

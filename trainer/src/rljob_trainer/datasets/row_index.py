@@ -208,6 +208,9 @@ def report_of(where: str, num_rows: int, num_kept: int, counts: DropCounts) -> F
     """Returns the report of a dataset. Raises DatasetError if no row is left."""
     report = FilterReport(dataset=where, num_rows=num_rows, num_kept=num_kept, dropped=counts.dropped())
     if not num_kept:
-        lines = "; ".join(report.lines())
-        raise DatasetError(f"{where}: no row is left to train on ({lines}); change the filters, or use other rows")
+        lines = "; ".join(line.removeprefix(f"{where}: ") for line in report.lines())
+        raise DatasetError(
+            f"{where}: no row is left to train on ({lines}); change spec.training.filters, decrease numPrompts of the "
+            "evaluations, or use other rows"
+        )
     return report
