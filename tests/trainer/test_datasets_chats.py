@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset
 from rljob_testing.models import tiny_models
-from rljob_trainer.datasets.loading import load_prompts
+from rljob_testing.training.prompts import load_prompts
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ChatTemplateError, DatasetError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer

@@ -277,7 +277,7 @@ def _held_out_rows(training: Training, tokenizer: Tokenizer, job_folder: Path) -
         where, rows = evaluation_dataset(index), _rows_without_dataset(each.num_prompts)
         if each.dataset is not None:
             maker = PromptMaker(each.dataset, tokenizer, where, for_environment=has_environment)
-            rows, _ = load_rows(maker, job_folder)
+            rows, _ = load_rows(maker, job_folder, each.num_prompts)
         found[where] = tuple(rows[: each.num_prompts])
     return found
 
