@@ -229,7 +229,7 @@ def all_rows(files: ParquetFiles, path: Path) -> RowIndex:
     if not path.exists():
         np.save(path, np.arange(files.num_rows, dtype=np.uint32))
     report = FilterReport(dataset=WHERE, num_rows=files.num_rows, num_kept=files.num_rows)
-    state = IndexState(key=files.digest(), report=report, longest=0, largest_token=0, has_answers=True)
+    state = IndexState(key=files.digest(), report=report, longest=0, largest_token=0)
     return RowIndex(files, np.load(path, mmap_mode="r"), state)
 
 

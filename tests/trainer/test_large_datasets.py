@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -142,6 +143,10 @@ def test_a_second_run_reads_the_index_unless_files_or_settings_have_changed(
     )
     changed = load(files, duplicates="Keep")
     assert built == ["again"] * 2
+    os.utime(files / "part-1.parquet", (1, 1))
+    copied = load(files, duplicates="Keep")
+    assert built == ["again"] * 3
+    assert copied.sources[0].digest == changed.sources[0].digest
     assert changed.sources[0].digest != first.sources[0].digest
 
 
@@ -153,6 +158,18 @@ def test_answers_of_a_wrong_type_are_found_before_the_run(files: Path) -> None:
     with pytest.raises(DatasetError, match=r"answerField: 3 of 120 rows have no answer.*part-0\.parquet, row 6"):
         load(files)
     assert not list((files.parent / "data").glob("*/index.json"))
+
+
+def test_answers_are_checked_again_for_another_reward(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of a job that only needs tests for Code says nothing about MathAnswer."""
+    monkeypatch.setattr(prompt_sets, "NUM_ROWS_TO_CHECK", 0)
+    write_files(files, [["assert f(1)"]] * NUM_ROWS)
+    rewards: list[dict[str, object]] = [{"type": "Code", "name": "code"}]
+    for expected in (contextlib.nullcontext(), pytest.raises(DatasetError, match="reward MathAnswer cannot score")):
+        with expected:
+            settings = Training.from_wire(job(files, "Keep").to_wire() | {"rewards": rewards})
+            load_all_prompts(settings, MODEL, files, files.parent / "data")
+        rewards.append({"type": "MathAnswer"})
 
 
 def test_unusable_tests_of_code_are_found_before_the_run(files: Path) -> None:

@@ -69,10 +69,10 @@ class ParquetFiles:
         self.num_rows = num_rows
         self._first_rows = np.array([group.first_row for group in self.groups], dtype=np.int64)
 
-    def digest(self) -> str:
-        """Returns a digest of name, size, time of the last change and footer of all files. A footer has the schema,
-        and the position, size and statistics of each column of each row group. So the digest changes if a file is
-        replaced, without reading all of it."""
+    def digest(self, *, with_times: bool = True) -> str:
+        """Returns a digest of name, size, time of the last change (`with_times`) and footer of all files. A footer has
+        the schema, and the position, size and statistics of each column of each row group. So the digest changes if a
+        file is replaced, without reading all of it."""
         digest = hashlib.sha256()
         for path in self.paths:
             with parquet_errors(path), path.open("rb") as file:
@@ -80,7 +80,8 @@ class ParquetFiles:
                 file.seek(-FOOTER_END_BYTES, 2)
                 num_bytes = int.from_bytes(file.read(4), "little") + FOOTER_END_BYTES
                 file.seek(-min(num_bytes, status.st_size), 2)
-                digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode() + file.read())
+                time_ns = status.st_mtime_ns if with_times else 0
+                digest.update(f"{path.name} {status.st_size} {time_ns} ".encode() + file.read())
         return digest.hexdigest()
 
     def location(self, number: int) -> str:

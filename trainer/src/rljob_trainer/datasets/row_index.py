@@ -51,8 +51,6 @@ class IndexState(WireModel):
     """Tokens of the longest prompt."""
     largest_token: Count
     """The highest token id of any prompt."""
-    has_answers: bool
-    """Whether the rows have answers."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +83,27 @@ def opened_or_built(
     key = key_of(files, settings)
     found = _read(files, folder, key)
     if found is not None:
-        log.info("%s: the rows were filtered before (%s)", settings.where, folder)
+        log.info("%s: reuses the filter results of an earlier start in %s", settings.where, folder)
         return found
     return _build(files, settings, folder, key, doing)
 
 
-def key_of(files: ParquetFiles, settings: FilterPass) -> str:
-    """Returns the key of an index; see the module's docstring."""
+def key_of(files: ParquetFiles, settings: FilterPass, *, with_times: bool = True) -> str:
+    """Returns the key of an index; see the module's docstring. `with_times`: whether it changes if a file was only
+    copied or written again. The key for reading an index has the times, because a value can be changed without
+    changing the footer."""
     held_out = settings.held_out
     document = {
         "version": VERSION,
-        "files": files.digest(),
+        "files": files.digest(with_times=with_times),
         "dataset": settings.dataset.model_dump(mode="json", exclude=set(OTHER_FIELDS)),
         "fields": sorted(settings.dataset.model_fields_set - OTHER_FIELDS),
         "tokenizer": _tokenizer_digest(settings.model_folder),
         "heldOut": [sorted(held_out.prompts), held_out.ngram_words],
-        "flags": [settings.for_environment, settings.finds_duplicates, settings.answers_needed_by],
+        "flags": [
+            *(settings.for_environment, settings.finds_duplicates, settings.answers_needed_by),
+            settings.why_unusable is not None,
+        ],
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
@@ -190,13 +193,7 @@ def _checked_state(total: FilteredRows, num_kept: int, key: str, settings: Filte
             f"{settings.where}.answerField: {total.num_unanswered} of {total.num_rows} rows have no answer, but {why} "
             f"(first: {total.unanswered[0]}); name the column with the answer, or remove these rows"
         )
-    return IndexState(
-        key=key,
-        report=report,
-        longest=total.longest,
-        largest_token=total.largest_token,
-        has_answers=not total.num_unanswered,
-    )
+    return IndexState(key=key, report=report, longest=total.longest, largest_token=total.largest_token)
 
 
 def sum_kept(report: FilterReport) -> int:
