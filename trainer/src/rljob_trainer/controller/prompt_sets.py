@@ -19,13 +19,13 @@ from rljob_trainer.controller.checkpointing import StateParts
 from rljob_trainer.controller.checks.answers import MAX_ROWS_PARSED, refuse_unusable, refuse_unusable_tests
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.filter_processes import FilterPass
-from rljob_trainer.datasets.filters import HELD_OUT_FILTERS, FilterReport, HeldOut
+from rljob_trainer.datasets.filters import HELD_OUT_FILTERS, FilterReport, HeldOut, comparable
 from rljob_trainer.datasets.indexed_rows import IndexedRows
 from rljob_trainer.datasets.loading import load_rows, without_dropped
 from rljob_trainer.datasets.mixture import MixtureCursor, Source
 from rljob_trainer.datasets.parquet_files import ParquetFiles
-from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset
-from rljob_trainer.datasets.row_index import RowIndex, opened_or_built
+from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset, repeated_prompts
+from rljob_trainer.datasets.row_index import RowIndex, key_of, opened_or_built
 from rljob_trainer.datasets.rows import local_dataset, parquet_files_of
 from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
@@ -147,7 +147,7 @@ def digest_of(rows: Sequence[PromptRow]) -> str:
     for row in rows:
         digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
         if not row.token_ids:
-            digest.update(row.source_prompt.encode(errors="surrogatepass"))
+            digest.update((row.content or row.source_prompt).encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
@@ -169,30 +169,24 @@ def load_all_prompts(
         # The environments of training and of evaluations have different seeds.
         rows = _rows_without_dataset(1)
         return Prompts(tuple(rows), held_out, 0, (TrainingSource(DATASET, rows, digest_of(rows), None),))
+    repeated = repeated_prompts(held_out.values())
+    all_held_out = chain.from_iterable(held_out.values())
     compared = HeldOut.of(
-        (row.source_prompt for row in chain.from_iterable(held_out.values())),
+        (row.content if comparable(row.source_prompt) in repeated else row.source_prompt for row in all_held_out),
         training.filters.contamination_ngram_words,
     )
     drops_duplicates = training.filters.duplicates is Duplicates.DROP
     sources, reports = list[TrainingSource](), list[FilterReport]()
     for field, dataset in training.sources.items():
-        maker = PromptMaker(dataset, tokenizer, f"spec.training.{field}", for_environment=has_environment)
+        maker = PromptMaker(
+            dataset, tokenizer, f"spec.training.{field}", for_environment=has_environment, repeated=repeated
+        )
         files = _large_files(dataset, job_folder, maker.where)
         if files is not None and data_folder is not None:
-            needing = _types_that_need_answers(_rewards_of_source(dataset, training))
-            settings = FilterPass(
-                files.paths,
-                dataset,
-                maker.where,
-                model_folder,
-                compared,
-                for_environment=has_environment,
-                finds_duplicates=drops_duplicates,
-                answers_needed_by=str(needing[0]) if needing else "",
-                why_unusable=why_unusable if RewardType.MATH_ANSWER in needing else None,
-            )
+            settings = _filter_pass(files, maker, training, model_folder, compared, repeated)
             index = opened_or_built(files, settings, data_folder / (maker.source or "dataset"), doing)
-            sources.append(TrainingSource(maker.where, IndexedRows(index, maker), index.state.key, dataset))
+            digest = key_of(files, settings, with_times=False)
+            sources.append(TrainingSource(maker.where, IndexedRows(index, maker), digest, dataset))
             # The tests of a Code reward are too slow to parse for all rows.
             first = sources[-1].rows_to_check
             _refuse_missing_answers(first, maker.where, dataset, _rewards_of_source(dataset, training))
@@ -315,6 +309,29 @@ def _large_files(dataset: Dataset, job_folder: Path, where: str) -> ParquetFiles
         return None
     files = ParquetFiles(paths)
     return files if files.num_rows > MAX_ROWS_PARSED else None
+
+
+def _filter_pass(
+    files: ParquetFiles,
+    maker: PromptMaker,
+    training: Training,
+    model_folder: Path,
+    compared: HeldOut,
+    repeated: frozenset[str],
+) -> FilterPass:
+    needing = _types_that_need_answers(_rewards_of_source(maker.dataset, training))
+    return FilterPass(
+        files.paths,
+        maker.dataset,
+        maker.where,
+        model_folder,
+        compared,
+        for_environment=maker.for_environment,
+        repeated=repeated,
+        finds_duplicates=training.filters.duplicates is Duplicates.DROP,
+        answers_needed_by=str(needing[0]) if needing else "",
+        why_unusable=why_unusable if RewardType.MATH_ANSWER in needing else None,
+    )
 
 
 def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:

@@ -53,6 +53,8 @@ class FilterPass:
     """Folder with the tokenizer."""
     held_out: HeldOut
     for_environment: bool = False
+    repeated: frozenset[str] = frozenset()
+    """See `PromptMaker`."""
     finds_duplicates: bool = False
     answers_needed_by: str = ""
     """The type of a reward that cannot score rows without an answer; empty: none needs answers."""
@@ -106,8 +108,9 @@ def filtered(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows
                 found = pending.popleft().result()
             except BrokenProcessPool as error:
                 raise ResourceError(
-                    f"{settings.where}: a process that filters the rows was killed; probably the memory is too small: "
-                    "give the trainer's controller more memory, or write files with smaller row groups"
+                    f"{settings.where}: a filter process was killed, probably because the machine is out of memory "
+                    "(each needs about 400 MiB); give the trainer's controller more memory, or write files with "
+                    "smaller row groups"
                 ) from error
             pending.extend(executor.submit(_filter_groups, task) for task in islice(remaining, 1))
             yield found
@@ -140,6 +143,7 @@ class RowFilter:
             Tokenizer(settings.model_folder),
             settings.where,
             for_environment=settings.for_environment,
+            repeated=settings.repeated,
         )
         fields = [self._maker.prompt_field, self._maker.answer_field]
         self._columns = None if settings.for_environment else self._files.columns_of(fields) or None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, NamedDataset, OverlongPrompt
 from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, why_not_a_prompt
+from rljob_trainer.datasets.filters import comparable
 from rljob_trainer.datasets.rows import RawRow
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -32,8 +33,8 @@ class PromptRow:
     prompt: str
     """The text that the policy continues; prompt template and chat template are already applied."""
     source_prompt: str
-    """The original text in the data (for chat messages: their contents), for comparing datasets. With an environment:
-    all columns as JSON."""
+    """The original text in the data (for chat messages: their contents), for comparing datasets. With an environment
+    `content`, if the row has no prompt, or if its prompt does not identify the task (`repeated_prompts`)."""
     token_ids: tuple[int, ...]
     """Tokens of `prompt`, including tokens that the model expects at the beginning, such as BOS."""
     answer: object
@@ -53,6 +54,9 @@ class PromptRow:
     """Name of the dataset in `training.datasets`; empty for the only dataset."""
     rewards: tuple[str, ...] = ()
     """The names of the rewards that score responses to this prompt; empty: all."""
+    content: str = ""
+    """With an environment, all columns as JSON, because the environment may use any of them; for reasoning-gym only the
+    prompt, because the other columns have the number of the row. Otherwise empty."""
 
     @property
     def text_for_rewards(self) -> str:
@@ -76,10 +80,19 @@ class _RenderedPrompt:
 class PromptMaker:
     """Makes the prompts of one dataset block."""
 
-    def __init__(self, dataset: Dataset, tokenizer: Tokenizer, where: str, *, for_environment: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        tokenizer: Tokenizer,
+        where: str,
+        *,
+        for_environment: bool = False,
+        repeated: frozenset[str] = frozenset(),
+    ) -> None:
         """`where` is the field path for messages. `for_environment`: the rows begin rollouts with an environment. They
         have no tokens, because the environment may add to their prompts or replace them; the limits of the dataset
         apply to the row's own prompt. A row may have no prompt: then it has no messages, and its prompt is empty.
+        `repeated`: prompts that do not identify a task (`repeated_prompts`).
 
         Raises DatasetError."""
         if dataset.prompt_template.count(PLACEHOLDER) != 1:
@@ -91,6 +104,7 @@ class PromptMaker:
         if isinstance(dataset, NamedDataset):
             self.source, self.rewards = dataset.name, dataset.rewards
         self.for_environment = for_environment
+        self._repeated = repeated
         self.prompt_field, self.answer_field = _fields(dataset)
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, self.prompt_field)
@@ -153,10 +167,11 @@ class PromptMaker:
                 found.append(None)
                 continue
             prompt = "\n".join(message["content"] for message in chat or ())
-            # Rows with the same prompt can be different tasks, because the environment reads the other columns. In
-            # reasoning-gym equal questions are equal tasks, and the other columns have the number of the row.
-            is_prompt = dataset.type is DatasetType.REASONING_GYM
-            source_prompt = prompt if is_prompt else json.dumps(dict(raw.columns), sort_keys=True, default=str)
+            source_prompt = "" if chat is None else _source_prompt(_value_at(raw, self.prompt_field, self.where))
+            is_gym = dataset.type is DatasetType.REASONING_GYM
+            content = source_prompt if is_gym else json.dumps(dict(raw.columns), sort_keys=True, default=str)
+            if chat is None or comparable(source_prompt) in self._repeated:
+                source_prompt = content
             answer = _answer(raw, self.answer_field, dataset, self.where)
             found.append(
                 PromptRow(
@@ -170,9 +185,29 @@ class PromptMaker:
                     location=raw.location,
                     source=self.source,
                     rewards=self.rewards,
+                    content=content,
                 )
             )
         return found
+
+
+def repeated_prompts(evaluations: Iterable[Sequence[PromptRow]]) -> frozenset[str]:
+    """Returns the prompts of evaluations, in the form of `comparable`, that do not identify a task, because several
+    rows have the same one, such as `Play.`: the environment reads other columns.
+
+    These are the prompts of evaluations with at most half as many prompts as rows. Without an environment: none."""
+    found = set[str]()
+    for rows in evaluations:
+        prompts = {comparable(row.source_prompt) for row in rows}
+        if 2 * len(prompts) <= len({row.content for row in rows}):
+            found |= prompts
+    return frozenset(found)
+
+
+def _source_prompt(value: object) -> str:
+    """Returns the text of a prompt in the data."""
+    messages = _messages(value)
+    return str(value) if messages is None else "\n".join(message["content"] for message in messages)
 
 
 def _fields(dataset: Dataset) -> tuple[str, str]:
