@@ -95,12 +95,14 @@ class Duplicates(StrEnum):
 
 
 class Filters(WireModel):
-    """Which training rows are not used, in addition to those with the prompt of an evaluation. `data/filters.json` in
-    the run folder has their number."""
+    """Which training rows are not used, in addition to those with the prompt of an evaluation.
+
+    `data/filters.json` in the run folder has their number."""
 
     duplicates: Duplicates = Duplicates.KEEP
-    """What happens to rows whose prompt an earlier row of the same dataset has. Runs of white space count as one
-    space."""
+    """What happens to rows whose prompt an earlier row of the same dataset has.
+
+    Runs of white space count as one space."""
     contamination_ngram_words: Annotated[PositiveCount, Field(ge=2, le=100)] | None = None
     """Drops rows that have this number of consecutive words in common with an evaluation prompt, for example 13.
 

@@ -74,9 +74,10 @@ class Training(WireModel):
     """Rewards, each of which scores every response. The score of a response is the sum of weight x score over all
     rewards. At least one without an environment."""
     max_failure_rate: Fraction = 0.2
-    """Largest fraction of responses of the last 10 steps that may be excluded, because a reward failed (`onError`,
-    `onTimeout`: Exclude), a service was unreachable, or the rollout engine did not complete the response. Above it the
-    run fails. 1: no limit."""
+    """Largest fraction of responses of the last 10 steps that may be excluded. Above it the run fails. 1: no limit.
+
+    Responses are excluded because a reward failed (`onError`, `onTimeout`: Exclude), a service was unreachable, or the
+    rollout engine did not complete the response."""
     on_incomplete_group: IncompleteGroup = IncompleteGroup.TRAIN_ON_REST
     """What happens to a group that lost members, because responses were excluded."""
     algorithm: Algorithm = Field(default_factory=Algorithm)
@@ -96,11 +97,10 @@ class Training(WireModel):
     steps: PositiveCount
     """Total number of training steps, including those before a resume."""
     batch_size: PositiveCount = 64
-    """Number of prompts per step, over all workers. Each prompt gets rollout.groupSize responses: 64 prompts with 8
-    responses each give 512 responses per step.
+    """Number of prompts per step, over all workers. Each prompt gets rollout.groupSize responses.
 
-    All GPUs of the actor's pool train on the same number of responses (with sequenceParallel, all sets of GPUs that
-    share sequences)."""
+    64 prompts with 8 responses each give 512 responses per step. All GPUs of the actor's pool train on the same number
+    of responses (with sequenceParallel, all sets of GPUs that share sequences)."""
     mini_batch_size: PositiveCount | None = None
     """Number of prompts per optimizer update, over all workers; batchSize when unset (one update per step, strictly
     on-policy)."""
@@ -117,10 +117,9 @@ class Training(WireModel):
     entropy_every_steps: Count = 1
     """Number of steps between two values of the metric actor/entropy; 0 computes it only where the loss needs it."""
     timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
-    """Steps, counted from 1, whose timeline is written to `timelines/` in the run folder, for Perfetto or
-    chrome://tracing, for example `[2, 10]`.
+    """Steps, counted from 1, whose timeline is written to `timelines/` in the run folder, for example `[2, 10]`.
 
-    A timeline shows the controller's phases and the work of each worker."""
+    A timeline shows the controller's phases and the work of each worker, in Perfetto or chrome://tracing."""
     profile: Profile | None = None
 
     @property
