@@ -114,7 +114,10 @@ class PromptCursor(Generic[Row]):
         while len(batch) < num_rows:
             if not batch and num_seen > 2 * len(self._rows):
                 # Two epochs from any position contain every row at least once.
-                raise DatasetError(f"{self._where}: no row is usable, all were skipped; see the log for reasons")
+                raise DatasetError(
+                    f"{self._where}: all rows were skipped, because their answers cannot be scored; the log names the "
+                    "first ones. Check answerField and the reward's type"
+                )
             num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
             end = self._ordinal + min(num_left_in_epoch, num_rows - len(batch))
             drawn = self._rows_between(self._ordinal, end)
