@@ -54,8 +54,8 @@ class CodeScorer:
             _end_process(error)
         except SandboxError as error:
             raise ConfigurationError(
-                f"{self.where}: the code of responses cannot be confined on this machine: {error}; run the job on "
-                "Linux with seccomp, in a container whose seccomp profile allows it (such as RuntimeDefault)"
+                f"{self.where}: the code of responses cannot be confined on this machine: {error} (the sandbox needs "
+                "Linux with seccomp, in a container whose seccomp profile allows it, such as RuntimeDefault)"
             ) from error
         if trial.failure or trial.output != b"confined\n":
             raise ConfigurationError(

@@ -48,7 +48,7 @@ def encode(value: object, keep: Callable[[object], int]) -> object:
 
 
 def decode(value: object, find: Callable[[int], object]) -> object:
-    """The value of its JSON. `find` returns the value with a number."""
+    """Decodes a value that `encode` has written. `find` returns the value with a number."""
     match value:
         case list():
             return [decode(each, find) for each in value]
@@ -68,7 +68,7 @@ def decode(value: object, find: Callable[[int], object]) -> object:
 
 
 def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answers the requests of the statement's process, in the process of the code."""
+    """The server, in the process of the code: replies to the requests of the statement's process."""
     kept: list[object] = []
 
     def keep(value: object) -> int:
@@ -97,7 +97,7 @@ def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO
 
 
 class Connection:
-    """The statement's side: sends requests to the process of the code."""
+    """The client, in the process of the assert statement: sends requests to the process of the code."""
 
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
         self._requests = requests

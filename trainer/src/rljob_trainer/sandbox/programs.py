@@ -54,7 +54,7 @@ class Mode(StrEnum):
     CALL = "CALL"
     """Calls `function` with `arguments`, and writes the returned value as JSON into the channel."""
     SERVE = "SERVE"
-    """Defines what the code defines, and answers requests from the first channel in the second one."""
+    """Executes the code, then reads requests from the first channel and writes replies to the second."""
     STATEMENT = "STATEMENT"
     """Runs an assert statement: requests go to the first channel, replies come from the second one, and the result goes
     to the third one."""
