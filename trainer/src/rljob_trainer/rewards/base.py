@@ -140,7 +140,7 @@ class CallSettings:
     max_calls: int = 1
     """Calls at the same time in one process, of a scorer with AsyncCalls."""
     retries_unreachable: bool = True
-    """Whether the pool tries again if a service is unreachable. False for a scorer that does this itself."""
+    """Whether the pool retries if a service is unreachable. False for a scorer that retries by itself."""
 
 
 class ScorerSpec(Protocol):
