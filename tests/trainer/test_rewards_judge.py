@@ -155,7 +155,6 @@ FAILURES = {
     "list": (Answer("[1]"), "did not return a JSON object (seen: [1])"),
     "empty": (Answer(""), "did not return valid JSON (seen: an empty body)"),
     "truncated JSON": (Answer(FINE.body[:40]), "did not return valid JSON"),
-    "too long": (Answer("x" * (service.MAX_REPLY_BYTES + 1)), "returned more than 16 MiB; a reward service must"),
     "no choices": (Answer('{"choices": []}'), "did not return a chat completion"),
     "busy": (Answer('{"error": {"message": "slow down"}}', 429), "returned HTTP status 429: slow down"),
     "down": (Answer('{"detail": "starting"}', 503), "returned HTTP status 503: starting"),
@@ -177,6 +176,18 @@ def test_a_failing_service_is_called_again_and_never_gives_a_score(name: str, se
     assert problem in outcome.detail
     assert "(6 attempts)" in outcome.detail
     assert len(server.received) == service.MAX_ATTEMPTS
+
+
+def test_a_reply_that_is_too_long_gives_no_score(monkeypatch: pytest.MonkeyPatch, server: RewardService) -> None:
+    monkeypatch.setattr(service, "MAX_REPLY_BYTES", 1 << 20)
+    padded = f'{FINE.body[:-1]}, "padding": "{"x" * (1 << 20)}"}}'
+    server.answers(Answer(padded))
+    [outcome] = judged(replace(JUDGE, url=server.url), "r")
+    assert (outcome.status, outcome.score) == ("UNREACHABLE", None)
+    assert "returned more than 1 MiB; a reward service must return a smaller JSON object (seen: " in outcome.detail
+    monkeypatch.setattr(service, "MAX_REPLY_BYTES", len(padded))
+    [outcome] = judged(replace(JUDGE, url=server.url), "r")
+    assert (outcome.status, outcome.score) == ("OK", 0.5)
 
 
 def test_a_service_that_is_too_slow_or_gone_gives_no_score(server: RewardService) -> None:
