@@ -122,6 +122,10 @@ class Dataset(WireModel):
     answer_field: ShortText = "answer"
     """Column with the expected answer, which rewards receive. Dots select as in promptField, for example
     `reward_model.ground_truth` in verl's files. Ignored for ReasoningGym."""
+    source_field: ShortText | None = None
+    """Column with the name of the row's source, for example `data_source`. Each source has metrics of its own.
+
+    Strings or integers, at most 50 different ones. Dots select as in promptField."""
     prompt_template: LongText = "{prompt}"
     """Text around the prompt, which contains `{prompt}` exactly once, for example `Question: {prompt} Answer:`. Do not
     set it if prompts are chat messages."""

@@ -191,7 +191,7 @@ def load_all_prompts(
                 answers_needed_by=str(needing[0]) if needing else "",
                 why_unusable=why_unusable if RewardType.MATH_ANSWER in needing else None,
             )
-            index = opened_or_built(files, settings, data_folder / (maker.source or "dataset"), doing)
+            index = opened_or_built(files, settings, data_folder / (maker.name or "dataset"), doing)
             sources.append(TrainingSource(maker.where, IndexedRows(index, maker), index.state.key, dataset))
             reports.append(index.state.report)
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, NamedDataset, OverlongPrompt
 from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, why_not_a_prompt
+from rljob_trainer.datasets.row_values import Sources, answer_of, value_at
 from rljob_trainer.datasets.rows import RawRow
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -21,6 +22,8 @@ DATASET = "spec.training.dataset"
 """Field path of the dataset block."""
 PLACEHOLDER = "{prompt}"
 SYSTEM = "system"
+SOURCE = "source"
+"""The part of a metric's name that comes before the name of a source."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,19 @@ class PromptRow:
     """The same without special tokens, for a reward model that reads texts."""
     location: str = field(default="", compare=False)
     """Location of the row for messages: file and line, or dataset and row number."""
-    source: str = ""
+    dataset: str = ""
     """Name of the dataset in `training.datasets`; empty for the only dataset."""
     rewards: tuple[str, ...] = ()
     """The names of the rewards that score responses to this prompt; empty: all."""
+    source: str = ""
+    """Name of the row's source, as metrics have it; empty if the dataset has no `sourceField`."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names in metrics of what the row comes from: its dataset, and its source."""
+        if not self.source:
+            return (self.dataset,) if self.dataset else ()
+        return (self.dataset, f"{self.dataset}/{SOURCE}/{self.source}") if self.dataset else (self.source,)
 
     @property
     def text_for_rewards(self) -> str:
@@ -87,9 +99,10 @@ class PromptMaker:
                 f"{where}.promptTemplate: must contain {PLACEHOLDER} exactly once (seen: {dataset.prompt_template!r})"
             )
         self.dataset, self.where = dataset, where
-        self.source, self.rewards = "", tuple[str, ...]()
+        self.name, self.rewards = "", tuple[str, ...]()
         if isinstance(dataset, NamedDataset):
-            self.source, self.rewards = dataset.name, dataset.rewards
+            self.name, self.rewards = dataset.name, dataset.rewards
+        self.sources = Sources(dataset, where)
         self.for_environment = for_environment
         self.prompt_field, self.answer_field = _fields(dataset)
         self._tokenizer = tokenizer
@@ -120,14 +133,15 @@ class PromptMaker:
                 text.prompt,
                 text.source_prompt,
                 token_ids,
-                _answer(raw, self.answer_field, self.dataset, self.where),
+                answer_of(raw, self.answer_field, self.dataset, self.where),
                 raw.columns,
                 text.messages,
                 text.turn_beginning,
                 text.plain_turn_beginning,
                 raw.location,
-                self.source,
+                self.name,
                 self.rewards,
+                self.sources.name_of(raw),
             )
             if _fits(len(token_ids), raw, self.dataset, self.where)
             else None
@@ -157,7 +171,7 @@ class PromptMaker:
             # reasoning-gym equal questions are equal tasks, and the other columns have the number of the row.
             is_prompt = dataset.type is DatasetType.REASONING_GYM
             source_prompt = prompt if is_prompt else json.dumps(dict(raw.columns), sort_keys=True, default=str)
-            answer = _answer(raw, self.answer_field, dataset, self.where)
+            answer = answer_of(raw, self.answer_field, dataset, self.where)
             found.append(
                 PromptRow(
                     number,
@@ -168,8 +182,9 @@ class PromptMaker:
                     raw.columns,
                     chat,
                     location=raw.location,
-                    source=self.source,
+                    dataset=self.name,
                     rewards=self.rewards,
+                    source=self.sources.name_of(raw),
                 )
             )
         return found
@@ -191,7 +206,7 @@ def _rendered_prompt(
     where: str,
 ) -> _RenderedPrompt:
     """Applies the prompt template and the chat template to a row. Raises DatasetError."""
-    value = _value_at(raw, prompt_field, f"{where}.promptField")
+    value = value_at(raw, prompt_field, f"{where}.promptField")
     messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
     if messages is None and not dataset.apply_chat_template:
         if dataset.system_prompt is not None:
@@ -216,7 +231,7 @@ def _rendered_prompt(
 
 def _chat_of(raw: RawRow, prompt_field: str, dataset: Dataset, where: str) -> list[ChatMessage]:
     """Returns the row's prompt as chat messages; a string is a message of the user. Raises DatasetError."""
-    value = _value_at(raw, prompt_field, f"{where}.promptField")
+    value = value_at(raw, prompt_field, f"{where}.promptField")
     messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
@@ -271,40 +286,6 @@ def _checked_unicode(text: _RenderedPrompt, raw: RawRow) -> _RenderedPrompt:
             "remove the row"
         ) from error
     return text
-
-
-def _answer(raw: RawRow, answer_field: str, dataset: Dataset, where: str) -> object:
-    """Returns the expected answer; None if the data has no such column and the job does not set answerField."""
-    if "answer_field" not in dataset.model_fields_set and answer_field not in raw.columns:
-        return None
-    return _value_at(raw, answer_field, f"{where}.answerField")
-
-
-def _value_at(raw: RawRow, path: str, where: str) -> object:
-    """Returns the value of a column, or a value nested in one: `reward_model.ground_truth`, `messages.0.content`. A
-    column whose own name contains the dots has priority.
-
-    Raises DatasetError with `where`, the field path, and the existing names."""
-    if path in raw.columns:
-        return raw.columns[path]
-    value: object = raw.columns
-    names = path.split(".")
-    for depth, name in enumerate(names):
-        parent = ".".join(names[:depth])
-        match value:
-            case Mapping() if name in value:
-                value = value[name]
-            case list() if name.isdecimal() and int(name) < len(value):
-                value = value[int(name)]
-            case Mapping():
-                there = f"the keys of {parent!r}" if parent else "the columns"
-                raise DatasetError(f"{raw.location}: no column {path!r} ({where}); {there} are: {', '.join(value)}")
-            case _:
-                what = f"not a dictionary ({value!r:.80})"
-                if isinstance(value, list):
-                    what = f"a list (number of entries: {len(value)})"
-                raise DatasetError(f"{raw.location}: no column {path!r} ({where}); {parent!r} is {what}")
-    return value
 
 
 def _messages(value: object) -> list[ChatMessage] | None:

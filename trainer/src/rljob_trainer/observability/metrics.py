@@ -63,9 +63,10 @@ SAMPLING_REWARD_PREFIX: Final = "dynamic_sampling/batch_rewards"
 """Rewards of the responses in the batch; `REWARD_PREFIX` is for all generated responses."""
 SOURCE_PREFIX: Final = "data"
 """With `training.datasets`, the metrics of one dataset are `data/<name>/...`: `score/mean`, `score/max` and `score/min`
-of the responses to its prompts, and the next two."""
+of the responses to its prompts, and the next two. With `sourceField`, those of a source are the same except epochs;
+`data/<dataset>/source/<source>/...` with both."""
 SOURCE_PROMPTS: Final = "prompts"
-"""Prompts of the step that are from this dataset."""
+"""Prompts of the step that are from this dataset or source."""
 SOURCE_EPOCHS: Final = "epochs"
 """Epochs of the dataset that were drawn, for example 1.5."""
 ROWS_SKIPPED: Final = "data/rows_skipped"
