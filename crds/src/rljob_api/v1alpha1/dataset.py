@@ -126,6 +126,11 @@ class Dataset(WireModel):
     """Column with the name of the row's source, for example `data_source`. Each source has metrics of its own.
 
     Strings or integers, at most 50 different ones. Dots select as in promptField."""
+    tools_field: ShortText | None = None
+    """Column with the tools that the chat template writes into the prompt: a list, or JSON text of one.
+
+    Entries have the form `{"type": "function", "function": {"name": ...}}`. Needs chat messages or applyChatTemplate.
+    Dots select as in promptField."""
     prompt_template: LongText = "{prompt}"
     """Text around the prompt, which contains `{prompt}` exactly once, for example `Question: {prompt} Answer:`. Do not
     set it if prompts are chat messages."""

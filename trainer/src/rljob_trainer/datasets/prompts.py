@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, NamedDataset, OverlongPrompt
-from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, why_not_a_prompt
+from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, tools_of, why_not_a_prompt
 from rljob_trainer.datasets.row_values import Sources, answer_of, value_at
 from rljob_trainer.datasets.rows import RawRow
 from rljob_trainer.errors import DatasetError
@@ -16,7 +16,7 @@ from rljob_trainer.models.assistant_turn import AssistantTurn
 
 if TYPE_CHECKING:
     # Importing this module loads transformers.
-    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
 
 DATASET = "spec.training.dataset"
 """Field path of the dataset block."""
@@ -97,6 +97,10 @@ class PromptMaker:
         if dataset.prompt_template.count(PLACEHOLDER) != 1:
             raise DatasetError(
                 f"{where}.promptTemplate: must contain {PLACEHOLDER} exactly once (seen: {dataset.prompt_template!r})"
+            )
+        if for_environment and dataset.tools_field is not None:
+            raise DatasetError(
+                f"{where}.toolsField: would be ignored, because training.environment defines the tools; remove it"
             )
         self.dataset, self.where = dataset, where
         self.name, self.rewards = "", tuple[str, ...]()
@@ -209,11 +213,7 @@ def _rendered_prompt(
     value = value_at(raw, prompt_field, f"{where}.promptField")
     messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
     if messages is None and not dataset.apply_chat_template:
-        if dataset.system_prompt is not None:
-            raise DatasetError(
-                f"{where}.systemPrompt: would be ignored, because the prompt of {raw.location} is a string that is not "
-                "formatted as a chat; set applyChatTemplate: true, or write the text into promptTemplate"
-            )
+        _refuse_chat_settings(dataset, raw, where)
         return _RenderedPrompt(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
     if not tokenizer.has_chat_template:
         raise DatasetError(
@@ -224,9 +224,26 @@ def _rendered_prompt(
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
     messages = _with_system_prompt(messages, raw, dataset, where)
-    prompt = template.render(messages, raw.location)
-    beginning = turn.beginning(messages, prompt)
+    tools: tuple[ToolSchema, ...] = ()
+    if dataset.tools_field is not None:
+        value = value_at(raw, dataset.tools_field, f"{where}.toolsField")
+        tools = tools_of(value, dataset.tools_field, raw.location)
+    prompt = template.render(messages, raw.location, tools)
+    beginning = turn.beginning(messages, prompt, tools)
     return _RenderedPrompt(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
+
+
+def _refuse_chat_settings(dataset: Dataset, raw: RawRow, where: str) -> None:
+    """Raises DatasetError for settings of chats, because the prompt of this row is a string without a chat template."""
+    for name, value, other in (
+        ("systemPrompt", dataset.system_prompt, "write the text into promptTemplate"),
+        ("toolsField", dataset.tools_field, "remove it"),
+    ):
+        if value is not None:
+            raise DatasetError(
+                f"{where}.{name}: would be ignored, because the prompt of {raw.location} is a string that is not "
+                f"formatted as a chat; set applyChatTemplate: true, or {other}"
+            )
 
 
 def _chat_of(raw: RawRow, prompt_field: str, dataset: Dataset, where: str) -> list[ChatMessage]:

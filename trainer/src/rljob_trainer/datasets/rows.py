@@ -113,8 +113,8 @@ def plain_raw_row(columns: Mapping[str, object], location: str, dataset: Dataset
 
 
 def named_fields(dataset: Dataset) -> list[str]:
-    """Returns the fields of rows that the dataset names: prompt and answer, and the source."""
-    fields = (dataset.prompt_field, dataset.answer_field, dataset.source_field)
+    """Returns the fields of rows that the dataset names: prompt and answer, source and tools."""
+    fields = (dataset.prompt_field, dataset.answer_field, dataset.source_field, dataset.tools_field)
     return [field for field in fields if field is not None]
 
 
