@@ -123,11 +123,11 @@ class Dataset(WireModel):
     """Column with the expected answer, which rewards receive. Dots select as in promptField, for example
     `reward_model.ground_truth` in verl's files. Ignored for ReasoningGym."""
     source_field: ShortText | None = None
-    """Column with the name of the row's source, for example `data_source`. Each source has metrics of its own.
+    """Column with the row's source, for example `data_source`. Each source has its own metrics.
 
     Strings or integers, at most 50 different ones. Dots select as in promptField."""
     tools_field: ShortText | None = None
-    """Column with the tools that the chat template writes into the prompt: a list, or JSON text of one.
+    """Column with tools for the chat template: a list, or JSON text of one.
 
     Entries have the form `{"type": "function", "function": {"name": ...}}`. Needs chat messages or applyChatTemplate.
     Dots select as in promptField."""
