@@ -146,7 +146,7 @@ def test_prompts_are_chosen_by_pass_rate_only_from_few_rows_with_rewards(
         load_all_prompts(training(path, "Function", **sampling), MODEL, tmp_path)
     assert len(load_all_prompts(training(path, "Function"), MODEL, tmp_path).training) == 3
     environment = {"type": "Class", "classes": [{"path": "games:Wordle"}], "maxContextTokens": 64}
-    without = {"dataset": None, "evaluations": [], "environment": environment, **sampling}
+    without: dict[str, object] = {"dataset": None, "evaluations": [], "environment": environment, **sampling}
     with pytest.raises(DatasetError, match=r"promptSampling\.type: PassRate needs a dataset"):
         load_all_prompts(training(path, "Environment", **without), CHAT_MODEL, tmp_path)
     with pytest.raises(DatasetError, match=r"promptSampling\.type: PassRate needs a reward"):

@@ -33,7 +33,7 @@ class PassRates:
         self._positions = {index: position for position, index in enumerate(row_indices)}
         self._levels = np.full(len(row_indices), UNKNOWN, np.uint8)
         raw = np.random.Philox(key=np.array([seed, PHASE_STREAM], np.uint64)).random_raw(len(row_indices))
-        self._phases: npt.NDArray[np.float64] = (raw >> np.uint64(11)) * 2.0**-53
+        self._phases: npt.NDArray[np.float64] = np.asarray((raw >> np.uint64(11)) * 2.0**-53, np.float64)
 
     def is_drawn(self, position: int, epoch: int) -> bool:
         """Whether the row at this position is drawn in this epoch."""
