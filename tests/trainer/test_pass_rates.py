@@ -3,12 +3,15 @@ refused."""
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_trainer.controller.checkpointing import StateParts
+from rljob_trainer.controller.prompt_sets import Cursor, restore_position, state_parts
 from rljob_trainer.datasets.cursor import CursorState, PromptCursor
 from rljob_trainer.datasets.mixture import MixtureCursor, Source
 from rljob_trainer.datasets.pass_rates import MAX_GAP, PassRates
@@ -137,3 +140,28 @@ def test_rows_of_several_datasets_have_pass_rates_of_their_own() -> None:
     mixture.rewind(later[9].ordinal)
     assert mixture.next_batch(2 * NUM_ROWS - 10) == later[10:]
     assert mixture.state() == state
+
+
+@pytest.mark.parametrize("names", ["", "ab"])
+def test_a_checkpoint_has_the_pass_rates_of_all_datasets(names: str) -> None:
+    def stream() -> Cursor:
+        return MixtureCursor([Source(name, 1.0, cursor(name)) for name in names]) if names else cursor()
+
+    def drawn(stream: Cursor) -> list[str]:
+        found = [each.row.prompt for _ in range(8) for each in stream.next_batch(10)]
+        for each in stream.next_batch(30):
+            cursors = {"": stream} if isinstance(stream, PromptCursor) else {e.name: e.cursor for e in stream.sources}
+            rates = cursors[each.row.dataset].pass_rates
+            assert rates is not None
+            rates.record(each.row.index, rate_of(each.row))
+        return found
+
+    first, resumed = stream(), stream()
+    for _ in range(3):
+        drawn(first)
+    saved = state_parts(first, None).model_dump_json(by_alias=True)
+    restore_position(resumed, StateParts.from_wire(json.loads(saved)))
+    for _ in range(3):
+        assert drawn(resumed) == drawn(first)
+    assert state_parts(resumed, None) == state_parts(first, None)
+    assert (saved.count("passRates"), saved.count('"passRates":null')) == (3 if names else 1, 0)
