@@ -77,6 +77,7 @@ def test_the_state_is_plain_json() -> None:
         "seed": 4,
         "shuffle": True,
         "digest": "any",
+        "passRates": None,
     }
 
 

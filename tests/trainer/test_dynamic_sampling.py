@@ -27,12 +27,14 @@ from rljob_trainer.controller.dynamic_sampling import (
     num_missing_prompts,
     spread_groups,
 )
+from rljob_trainer.controller.pass_rate_records import pass_rates, record_pass_rates
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import Requested, RolloutPhase
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.datasets.cursor import CursorState, DrawnRow, PromptCursor
+from rljob_trainer.datasets.pass_rates import PassRates
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import BatchNotFullError, ResourceError
@@ -71,10 +73,12 @@ class World:
     """By the prompt's row and the number of the response in its group: how the scoring ended."""
     rounds: list[list[int]] = field(default_factory=list)
     """The requested prompts of each round, by row."""
+    by_pass_rate: bool = False
 
     def __post_init__(self) -> None:
         rows = [PromptRow(index, f"p{index}", "", (1,), None, {}) for index in range(self.num_prompts)]
-        self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle, digest="any")
+        pass_rates = PassRates(range(self.num_prompts), 3) if self.by_pass_rate else None
+        self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle, digest="any", pass_rates=pass_rates)
 
     def generate(self, drawn: Sequence[DrawnRow[PromptRow]], num_drawn: int) -> Rollout:
         """Scores 0 and 1 for a group that differs, else 0; the tokens stay remote."""
@@ -398,3 +402,37 @@ def test_a_round_draws_enough_to_fill_the_batch(
     num_wanted: int, num_kept: int, num_drawn: int, multiple: int, expected: int
 ) -> None:
     assert num_fresh_prompts(num_wanted, num_kept, num_drawn, multiple) == expected
+
+
+def test_pass_rates_do_not_depend_on_the_number_of_prompts_of_a_round() -> None:
+    """Prompts that return to the stream have no pass rate yet, and are drawn again."""
+    few, many = (World(40, lambda row: row % 3 == 0, shuffle=True, by_pass_rate=True) for _ in range(2))
+    num_returned = 0.0
+    for _ in range(40):
+        taken = list[list[int]]()
+        for world, num_workers in ((few, 1), (many, 16)):
+            # More workers need more prompts per round.
+            rows = world.filled(3, num_workers=num_workers)
+            assert rows.everything is not None
+            metrics = record_pass_rates(world.cursor, rows.everything, 1.0, rows.sampling_metrics)
+            assert 0 < metrics["prompt_sampling/pass_rate_mean"] <= 0.5
+            num_returned += rows.sampling_metrics["dynamic_sampling/returned_prompts"]
+            taken.append(rows_of(rows.rollout))
+        assert taken[0] == taken[1]
+        assert few.cursor.state() == many.cursor.state()
+    assert few.rounds != many.rounds
+    assert num_returned > 20
+    assert few.cursor.epochs > 6
+
+
+def test_responses_without_a_score_do_not_count_for_pass_rates() -> None:
+    def status(row: int, number: int) -> RewardStatus:
+        is_missing = row == 1 or (row == 2 and number == 0)
+        return RewardStatus.TIMEOUT if is_missing else RewardStatus.OK
+
+    world = World(4, lambda row: row == 2, status_of=status)
+    rollout = world.generate(world.cursor.next_batch(4), 0)
+    found = {prompt.index: rate for prompt, rate in pass_rates(rollout, 1.0, 4)}
+    assert found == {0: 0.0, 2: 1.0, 3: 0.0}
+    assert {prompt.index for prompt, _ in pass_rates(rollout, 1.0, 3)} == {0, 2}
+    assert dict.fromkeys(rate for _, rate in pass_rates(rollout, 1.01, 4)) == {0.0: None}

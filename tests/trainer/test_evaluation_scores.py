@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
@@ -136,3 +137,33 @@ def test_with_several_rewards_each_has_its_mean() -> None:
         "eval/heldout/reward/format/greedy": 1.0,
         "eval/heldout/reward/format/mean_at_2": 1.0,
     }
+
+
+def test_each_source_has_the_scores_of_its_own_prompts() -> None:
+    sources, spec = ["aime", "gsm8k", "aime"], Evaluation(name="x", num_samples=2)
+    greedy, sampled = (
+        [replace(each, source=sources[each.prompt]) for each in responses(*groups)]
+        for groups in (
+            ([(1, "a")], [(0, "b")], [(0, "c")]),
+            ([(1, "a"), (0, "b")], [(None, ""), (1, "c")], [(0, "d"), (0, "d")]),
+        )
+    )
+    found = evaluation_metrics(spec, greedy, sampled)
+    of_sources = {name.removeprefix("eval/x/source/"): value for name, value in found.items() if "/source/" in name}
+    assert of_sources == {
+        "aime/greedy": 0.5,
+        "aime/mean_at_2": 0.25,
+        "aime/pass_at_1": 0.25,
+        "aime/pass_at_2": 0.5,
+        "aime/maj_at_2": 0.25,
+        "aime/excluded_fraction": 0.0,
+        # Of the two sampled responses one has no score, so pass@2 is unknown.
+        "gsm8k/greedy": 0.0,
+        "gsm8k/mean_at_2": 1.0,
+        "gsm8k/pass_at_1": 1.0,
+        "gsm8k/maj_at_2": 1.0,
+        "gsm8k/excluded_fraction": pytest.approx(1 / 3),
+    }
+    # The scores of all prompts are what they are without sources.
+    plain = evaluation_metrics(spec, *([replace(each, source="") for each in part] for part in (greedy, sampled)))
+    assert plain == {name: value for name, value in found.items() if "/source/" not in name}

@@ -150,6 +150,16 @@ def test_a_second_run_reads_the_index_unless_files_or_settings_have_changed(
     assert changed.sources[0].digest != first.sources[0].digest
 
 
+def test_the_sources_of_large_datasets_are_counted_before_the_run(files: Path) -> None:
+    write_files(files, [str(number % 5) for number in range(NUM_ROWS)])
+    prompts = load(files, sourceField="answer")
+    assert {row.source for row in prompts.training} == {str(row.answer) for row in prompts.training}
+    with pytest.raises(DatasetError, match=r"dataset\.sourceField: column 'level' has more than 50 different values"):
+        load(files, sourceField="level")
+    with pytest.raises(DatasetError, match=r"no column 'origin' \(spec.training.dataset.sourceField\)"):
+        load(files, sourceField="origin")
+
+
 def test_answers_of_a_wrong_type_are_found_before_the_run(files: Path) -> None:
     write_files(files, [None if number == 5 else "N/A" if number == 9 else "1" for number in range(NUM_ROWS)])
     with pytest.raises(DatasetError, match=r"(?s)answerField: .*MathAnswer.*row 10: the answer is .*'N/A'"):

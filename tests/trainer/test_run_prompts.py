@@ -10,6 +10,7 @@ import pytest
 
 from rljob_api.v1alpha1.dataset import FileDataset
 from rljob_api.v1alpha1.training import Training
+from rljob_trainer.controller import prompt_sets
 from rljob_trainer.controller.prompt_sets import load_all_prompts, prompt_cursor
 from rljob_trainer.datasets.prompts import evaluation_dataset
 from rljob_trainer.errors import DatasetError
@@ -187,3 +188,22 @@ def test_held_out_answers_are_checked_too(tmp_path: Path) -> None:
         load_all_prompts(job, MODEL, tmp_path)
     evaluation.write_text('{"prompt": "2>", "answer": "3"}\n{"prompt": "3>", "answer": "-"}\n')
     assert [row.answer for row in load_all_prompts(job, MODEL, tmp_path).held_out[HELD_OUT]] == ["3"]
+
+
+def test_prompts_are_chosen_by_pass_rate_only_from_few_rows_with_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "{number}>", "answer": "1"}}\n' for number in range(4)))
+    sampling = {"promptSampling": {"type": "PassRate"}}
+    assert len(load_all_prompts(training(path, "Function", **sampling), MODEL, tmp_path).training) == 3
+    monkeypatch.setattr(prompt_sets, "MAX_ROWS_PARSED", 2)
+    with pytest.raises(DatasetError, match=r"promptSampling\.type: PassRate .* at most 2 rows \(seen: 3\); .* Uniform"):
+        load_all_prompts(training(path, "Function", **sampling), MODEL, tmp_path)
+    assert len(load_all_prompts(training(path, "Function"), MODEL, tmp_path).training) == 3
+    environment = {"type": "Class", "classes": [{"path": "games:Wordle"}], "maxContextTokens": 64}
+    without: dict[str, object] = {"dataset": None, "evaluations": [], "environment": environment, **sampling}
+    with pytest.raises(DatasetError, match=r"promptSampling\.type: PassRate needs a dataset"):
+        load_all_prompts(training(path, "Environment", **without), CHAT_MODEL, tmp_path)
+    with pytest.raises(DatasetError, match=r"promptSampling\.type: PassRate needs a reward"):
+        load_all_prompts(training(path, "Function", rewards=[], **sampling), MODEL, tmp_path)

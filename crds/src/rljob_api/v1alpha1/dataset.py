@@ -124,6 +124,15 @@ class Dataset(WireModel):
     answer_field: ShortText = "answer"
     """Column with the expected answer, which rewards receive. Dots select as in promptField, for example
     `reward_model.ground_truth` in verl's files. Ignored for ReasoningGym."""
+    source_field: ShortText | None = None
+    """Column with the row's source, for example `data_source`. Each source has its own metrics.
+
+    Strings or integers, at most 50 different ones. Dots select as in promptField."""
+    tools_field: ShortText | None = None
+    """Column with tools for the chat template: a list, or JSON text of one.
+
+    Entries have the form `{"type": "function", "function": {"name": ...}}`. Needs chat messages or applyChatTemplate.
+    Dots select as in promptField."""
     prompt_template: LongText = "{prompt}"
     """Text around the prompt, which contains `{prompt}` exactly once, for example `Question: {prompt} Answer:`. Do not
     set it if prompts are chat messages."""

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rljob_api.base import WireModel
 from rljob_api.rule import Path, rule, unique_rule
-from rljob_api.scalars import Count, Fraction, PositiveCount
+from rljob_api.scalars import Count, Fraction, Number, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation, Filters, NamedDataset
 from rljob_api.v1alpha1.environment import Environment
@@ -59,6 +59,27 @@ class IncompleteGroup(StrEnum):
     """The missing responses are generated again with other seeds, at most twice. The step waits for them."""
 
 
+class PromptSamplingType(StrEnum):
+    """How often rows are drawn."""
+
+    UNIFORM = "Uniform"
+    """Each row once per epoch."""
+    PASS_RATE = "PassRate"
+    """Rows that are always or never solved are drawn in fewer epochs."""
+
+
+class PromptSampling(WireModel):
+    """How often the rows of the datasets are drawn."""
+
+    type: PromptSamplingType = PromptSamplingType.UNIFORM
+    """PassRate draws rows that are always or never solved in fewer epochs.
+
+    A row with pass rate p is drawn in 4 p (1 - p) of the epochs, at least in every tenth. The first epoch has all rows.
+    At most 100,000 rows."""
+    pass_threshold: Number = 1.0
+    """A response with at least this score passes."""
+
+
 class Training(WireModel):
     """The training run: model, dataset, rewards, algorithm and batch sizes."""
 
@@ -68,6 +89,7 @@ class Training(WireModel):
     datasets: Annotated[tuple[NamedDataset, ...], Field(max_length=16)] = ()
     """Several datasets with names, from which prompts are drawn in fixed proportions. Instead of dataset."""
     filters: Filters = Field(default_factory=Filters)
+    prompt_sampling: PromptSampling = Field(default_factory=PromptSampling)
     environment: Environment | None = None
     """The environment of rollouts of several turns. When unset, a response is a single turn."""
     rewards: Annotated[tuple[Reward, ...], Field(max_length=16)] = ()

@@ -11,6 +11,7 @@ import time
 from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
+from rljob_api.v1alpha1.training import PromptSamplingType
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
@@ -22,6 +23,7 @@ from rljob_trainer.controller.evaluations.evaluation import evaluations_of
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.model_roles import engines_of, scoring_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
+from rljob_trainer.controller.pass_rate_records import record_pass_rates
 from rljob_trainer.controller.prompt_sets import epoch_metrics, prompt_cursor, restore_position, state_parts
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
@@ -46,6 +48,7 @@ from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
     EVAL_SECONDS,
+    PASSED_OVER,
     ROWS_SKIPPED,
     STEP_SECONDS,
     THROUGHPUT,
@@ -100,8 +103,12 @@ class Controller:
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.profiles = StepProfiles(output.run_folder, training.profile, run.workers.actor)
         drawn_row_filter = run.drawn_row_filter
+        self.by_pass_rate = training.prompt_sampling.type is PromptSamplingType.PASS_RATE
         self.cursor = prompt_cursor(
-            run.prompts, training.seed, drawn_row_filter.are_usable if drawn_row_filter else None
+            run.prompts,
+            training.seed,
+            drawn_row_filter.are_usable if drawn_row_filter else None,
+            by_pass_rate=self.by_pass_rate,
         )
         plan = step_plan(job, run.model_folder)
         self.finished_groups = FinishedGroups.of(job, checkpointing.root, plan)
@@ -255,6 +262,10 @@ class Controller:
         metrics.update(self.rollout.sampler.take_reward_metrics())
         if self.run_parts.drawn_row_filter is not None:
             metrics[ROWS_SKIPPED] = float(self.cursor.num_skipped - num_skipped)
+        if self.by_pass_rate:
+            metrics[PASSED_OVER] = float(self.cursor.num_skipped - num_skipped)
+            threshold = self.job.spec.training.prompt_sampling.pass_threshold
+            metrics |= record_pass_rates(self.cursor, rollout, threshold, metrics)
         metrics |= epoch_metrics(self.cursor)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
         metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)

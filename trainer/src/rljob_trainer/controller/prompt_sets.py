@@ -14,7 +14,7 @@ from pathlib import Path
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Duplicates, NamedDataset
 from rljob_api.v1alpha1.environment_rules import rewards_of
 from rljob_api.v1alpha1.reward import Reward, RewardType
-from rljob_api.v1alpha1.training import Training
+from rljob_api.v1alpha1.training import PromptSamplingType, Training, reward_names
 from rljob_trainer.controller.checkpointing import StateParts
 from rljob_trainer.controller.checks.answers import MAX_ROWS_PARSED, refuse_unusable, refuse_unusable_tests
 from rljob_trainer.datasets.cursor import PromptCursor
@@ -24,6 +24,7 @@ from rljob_trainer.datasets.indexed_rows import IndexedRows
 from rljob_trainer.datasets.loading import load_rows, without_dropped
 from rljob_trainer.datasets.mixture import MixtureCursor, Source
 from rljob_trainer.datasets.parquet_files import ParquetFiles
+from rljob_trainer.datasets.pass_rates import PassRates
 from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset, repeated_prompts
 from rljob_trainer.datasets.row_index import RowIndex, key_of, opened_or_built
 from rljob_trainer.datasets.rows import local_dataset, parquet_files_of
@@ -166,6 +167,7 @@ def load_all_prompts(
     has_environment = training.environment is not None
     held_out = _held_out_rows(training, tokenizer, job_folder)
     if not training.sources:
+        _refuse_pass_rates(training, 0)
         # The environments of training and of evaluations have different seeds.
         rows = _rows_without_dataset(1)
         return Prompts(tuple(rows), held_out, 0, (TrainingSource(DATASET, rows, digest_of(rows), None),))
@@ -184,7 +186,7 @@ def load_all_prompts(
         files = _large_files(dataset, job_folder, maker.where)
         if files is not None and data_folder is not None:
             settings = _filter_pass(files, maker, training, model_folder, compared, repeated)
-            index = opened_or_built(files, settings, data_folder / (maker.source or "dataset"), doing)
+            index = opened_or_built(files, settings, data_folder / (maker.name or "dataset"), doing)
             digest = key_of(files, settings, with_times=False)
             sources.append(TrainingSource(maker.where, IndexedRows(index, maker), digest, dataset))
             # The tests of a Code reward are too slow to parse for all rows.
@@ -200,6 +202,7 @@ def load_all_prompts(
     for where, evaluation in zip(held_out, training.evaluations, strict=True):
         if evaluation.dataset is not None:
             _refuse_missing_answers(held_out[where], where, evaluation.dataset, rewards_of(evaluation, training))
+    _refuse_pass_rates(training, sum(len(each.rows) for each in sources))
     _write_reports(reports, data_folder)
     num_removed = sum(each.num_rows for report in reports for each in report.dropped if each.filter in HELD_OUT_FILTERS)
     checked = tuple(row for source in sources for row in source.rows_to_check)
@@ -207,18 +210,23 @@ def load_all_prompts(
 
 
 def prompt_cursor(
-    prompts: Prompts, seed: int, are_usable: Callable[[Sequence[PromptRow]], Sequence[bool]] | None
+    prompts: Prompts,
+    seed: int,
+    are_usable: Callable[[Sequence[PromptRow]], Sequence[bool]] | None,
+    *,
+    by_pass_rate: bool = False,
 ) -> Cursor:
-    """Returns the stream of training prompts. For `are_usable` see `PromptCursor`."""
+    """Returns the stream of training prompts. For `are_usable` see `PromptCursor`. `by_pass_rate`: rows that are always
+    or never solved are drawn in fewer epochs."""
 
     def cursor_of(source: TrainingSource) -> PromptCursor[PromptRow]:
-        shuffle = source.dataset is not None and source.dataset.shuffle
         return PromptCursor(
             source.rows,
             seed=seed,
-            shuffle=shuffle,
+            shuffle=source.dataset is not None and source.dataset.shuffle,
             digest=source.digest,
             are_usable=are_usable,
+            pass_rates=PassRates([row.index for row in source.rows], seed) if by_pass_rate else None,
             where=source.where,
             name=source.name,
         )
@@ -348,6 +356,22 @@ def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Data
         refuse_unusable(rows, where, dataset.answer_field)
     if RewardType.CODE in needing:
         refuse_unusable_tests(rows, where)
+
+
+def _refuse_pass_rates(training: Training, num_rows: int) -> None:
+    """Raises DatasetError if prompts cannot be chosen by pass rate. `num_rows`: 0 without a dataset."""
+    where, uniform = "spec.training.promptSampling.type", "use Uniform"
+    if training.prompt_sampling.type is PromptSamplingType.UNIFORM:
+        return
+    if not reward_names(training):
+        raise DatasetError(f"{where}: PassRate needs a reward, which scores the responses; add one, or {uniform}")
+    if not num_rows:
+        raise DatasetError(f"{where}: PassRate needs a dataset, whose rows have pass rates; add one, or {uniform}")
+    if num_rows > MAX_ROWS_PARSED:
+        raise DatasetError(
+            f"{where}: PassRate keeps the pass rate of each row in memory and in checkpoints, for at most "
+            f"{MAX_ROWS_PARSED} rows (seen: {num_rows}); use fewer rows, or {uniform}"
+        )
 
 
 def _write_reports(reports: Sequence[FilterReport], data_folder: Path | None) -> None:

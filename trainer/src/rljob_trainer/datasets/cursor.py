@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag
+from rljob_trainer.datasets.pass_rates import MAX_GAP, PassRates
 from rljob_trainer.errors import ConfigurationError, DatasetError
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class CursorState(WireModel):
     shuffle: Flag
     digest: str
     """Digest of the rows (`Prompts.digest`)."""
+    pass_rates: str | None = None
+    """See `PassRates.state`; None if rows are drawn uniformly."""
 
 
 class PromptCursor(Generic[Row]):
@@ -77,6 +80,9 @@ class PromptCursor(Generic[Row]):
     the beginning, or directly after a row that was used, and never after a skipped row. So its state follows from the
     last row that was used. `are_usable` must return the same values during a run. If it skips other rows in a resumed
     run, this run continues at the same ordinal, and only the rows that are drawn from there on differ.
+
+    `pass_rates` skips rows in the same way. They may change between two steps, but not between drawing rows and going
+    back over them.
     """
 
     def __init__(
@@ -87,12 +93,14 @@ class PromptCursor(Generic[Row]):
         shuffle: bool,
         digest: str,
         are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
+        pass_rates: PassRates | None = None,
         where: str = "spec.training.dataset",
         name: str = "",
     ) -> None:
         """`digest`: a digest of the rows, to detect that the data has changed after a resume. `are_usable`: returns for
-        each row whether to use it; None: all rows are used. `where`: the dataset's field, for messages. `name`: the
-        name of one of several datasets, each of which has an order of its own."""
+        each row whether to use it; None: all rows are used. `pass_rates`: decide in which epochs a row is drawn;
+        None: in each. `where`: the dataset's field, for messages. `name`: the name of one of several datasets, each of
+        which has an order of its own."""
         self._rows = rows
         self._where = where
         self._seed = seed
@@ -100,6 +108,9 @@ class PromptCursor(Generic[Row]):
         self._shuffle = shuffle
         self._digest = digest
         self._are_usable = are_usable
+        self.pass_rates = pass_rates
+        self._max_gap = 1 if pass_rates is None else MAX_GAP
+        """Every usable row is drawn at least once in this number of epochs."""
         self.num_skipped = 0
         """Number of rows skipped so far, except those after the row to which `rewind` went back."""
         self._ordinal = 0
@@ -112,8 +123,8 @@ class PromptCursor(Generic[Row]):
         batch: list[DrawnRow[Row]] = []
         num_seen = 0
         while len(batch) < num_rows:
-            if not batch and num_seen > 2 * len(self._rows):
-                # Two epochs from any position contain every row at least once.
+            if not batch and num_seen > (self._max_gap + 1) * len(self._rows):
+                # One more epoch, because the first one may be incomplete.
                 raise DatasetError(
                     f"{self._where}: all rows were skipped, because their answers cannot be scored; the log names the "
                     "first ones. Check answerField and the reward's type"
@@ -164,6 +175,7 @@ class PromptCursor(Generic[Row]):
             seed=self._seed,
             shuffle=self._shuffle,
             digest=self._digest,
+            pass_rates=None if self.pass_rates is None else self.pass_rates.state(),
         )
 
     def restore(self, state: CursorState) -> None:
@@ -184,13 +196,21 @@ class PromptCursor(Generic[Row]):
                 "%s: the prompts have changed since the checkpoint was saved; training continues with the new ones",
                 self._where,
             )
+        elif self.pass_rates is not None and state.pass_rates is not None:
+            # Pass rates of other prompts would have no meaning.
+            self.pass_rates.restore(state.pass_rates)
         self._ordinal = state.ordinal
 
     def _usable(self, drawn: list[DrawnRow[Row]]) -> list[DrawnRow[Row]]:
+        if self.pass_rates is not None:
+            drawn = [each for each in drawn if self._is_in_epoch(each.ordinal, self.pass_rates)]
         if self._are_usable is None:
             return drawn
         are_usable = self._are_usable([each.row for each in drawn])
         return [each for each, is_usable in zip(drawn, are_usable, strict=True) if is_usable]
+
+    def _is_in_epoch(self, ordinal: int, pass_rates: PassRates) -> bool:
+        return pass_rates.is_drawn(self._position(ordinal), ordinal // len(self._rows))
 
     def _rows_between(self, first: int, end: int) -> list[DrawnRow[Row]]:
         """Returns the rows with the ordinals from `first` up to, but not including, `end`."""

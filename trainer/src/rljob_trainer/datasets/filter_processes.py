@@ -26,7 +26,7 @@ from rljob_trainer.control_groups import num_usable_cores
 from rljob_trainer.datasets.filters import NUM_EXAMPLES, DropCounts, FilterName, HeldOut, hash_of
 from rljob_trainer.datasets.parquet_files import ParquetFiles, RowGroup
 from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
-from rljob_trainer.datasets.rows import plain_raw_row
+from rljob_trainer.datasets.rows import named_fields, plain_raw_row
 from rljob_trainer.errors import ResourceError
 
 MAX_PROCESSES = 8
@@ -84,6 +84,8 @@ class FilteredRows:
     """Kept rows with an answer that MathAnswer cannot score."""
     unusable: list[tuple[str, str]] = field(default_factory=list)
     """Location and reason of the first of them."""
+    sources: dict[str, tuple[object, str]] = field(default_factory=dict)
+    """See `Sources.found`."""
 
 
 def filtered(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows]:
@@ -145,7 +147,7 @@ class RowFilter:
             for_environment=settings.for_environment,
             repeated=settings.repeated,
         )
-        fields = [self._maker.prompt_field, self._maker.answer_field]
+        fields = named_fields(settings.dataset)
         self._columns = None if settings.for_environment else self._files.columns_of(fields) or None
 
     def filtered(self, groups: Sequence[RowGroup]) -> FilteredRows:
@@ -163,6 +165,7 @@ class RowFilter:
                 result.num_rows += len(rows)
         result.numbers = np.array(numbers, dtype=np.uint32)
         result.hashes = np.array(hashes, dtype=np.uint64)
+        result.sources = dict(self._maker.sources.found)
         return result
 
     def _kept(self, first: int, rows: Sequence[dict[str, object]], result: FilteredRows) -> list[PromptRow]:

@@ -27,6 +27,7 @@ from rljob_api.scalars import Count
 from rljob_trainer.datasets.filter_processes import FilteredRows, FilterPass, filtered
 from rljob_trainer.datasets.filters import DropCounts, FilterName, FilterReport, are_first
 from rljob_trainer.datasets.parquet_files import ParquetFiles, largest_group
+from rljob_trainer.datasets.row_values import Sources
 from rljob_trainer.errors import DatasetError, storage_checked
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,9 @@ def _build(files: ParquetFiles, settings: FilterPass, folder: Path, key: str, do
         new.mkdir(parents=True)
     total = FilteredRows(np.empty(0, np.uint32), np.empty(0, np.uint64))
     numbers, hashes = list[npt.NDArray[np.uint32]](), list[npt.NDArray[np.uint64]]()
+    sources = Sources(settings.dataset, settings.where)
     for part in filtered(files, settings):
+        sources.add(part.sources)
         _add(total, part, settings)
         numbers.append(part.numbers)
         hashes.append(part.hashes)

@@ -125,6 +125,7 @@ def _scored_responses(samples: Sequence[Sample], rollout: Rollout) -> list[Score
             sample.rewards,
             None if extracting is None else sample.found.get(extracting, ""),
             length,
+            prompt.source,
         )
-        for sample, length in zip(samples, lengths, strict=True)
+        for sample, length, prompt in zip(samples, lengths, rollout.prompts, strict=True)
     ]
