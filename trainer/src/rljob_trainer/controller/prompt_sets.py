@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 NUM_ROWS_TO_CHECK = 1000
 """Rows of a large dataset that are checked like those in memory, for example with the chat template of a reward model.
 The filters have checked all of them otherwise."""
+REWARDS_WITH_ROWS = (RewardType.FUNCTION, RewardType.REMOTE, RewardType.REASONING_GYM)
+"""Rewards that may read any column of the row."""
 FILTERS_FILE = "filters.json"
 """File in `data/` of the run folder: what the filters have dropped."""
 
@@ -192,7 +194,8 @@ def load_all_prompts(
                 why_unusable=why_unusable if RewardType.MATH_ANSWER in needing else None,
             )
             index = opened_or_built(files, settings, data_folder / (maker.source or "dataset"), doing)
-            sources.append(TrainingSource(maker.where, IndexedRows(index, maker), index.state.key, dataset))
+            rows_on_disk = IndexedRows(index, maker, _drawn_columns(files, maker, training))
+            sources.append(TrainingSource(maker.where, rows_on_disk, index.state.key, dataset))
             reports.append(index.state.report)
         else:
             loaded, counts = load_rows(maker, job_folder)
@@ -306,6 +309,14 @@ def _large_files(dataset: Dataset, job_folder: Path, where: str) -> ParquetFiles
         return None
     files = ParquetFiles(paths)
     return files if files.num_rows > MAX_ROWS_PARSED else None
+
+
+def _drawn_columns(files: ParquetFiles, maker: PromptMaker, training: Training) -> list[str] | None:
+    """Returns the columns that are read of each drawn row; None: all, because the user's code gets them."""
+    types = {reward.type for reward in _rewards_of_source(maker.dataset, training)}
+    if maker.for_environment or not types.isdisjoint(REWARDS_WITH_ROWS):
+        return None
+    return files.columns_of([maker.prompt_field, maker.answer_field])
 
 
 def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:

@@ -126,7 +126,7 @@ class PromptCursor(Generic[Row]):
         if isinstance(self._rows, StoredRows):
             # The next batches probably have as many rows. The order of the next epoch is not computed in advance.
             num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
-            num_ahead = min(max(self._rows.num_ahead, 2 * num_rows), num_left_in_epoch)
+            num_ahead = min(max(self._rows.num_ahead, num_rows), num_left_in_epoch)
             self._rows.expect(self._positions(self._ordinal, self._ordinal + num_ahead), 2 * num_rows)
         return batch
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rljob_trainer.models.tokenizer import Tokenizer
 
 MODEL_CONFIGURATION = "config.json"
+TEXT = r"[^\x00-\x20\x7f]"
+"""A character that has a token: neither a space nor a control character of ASCII."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class ShortPrompts:
         if not is_without_answers and (answers is None or not (_is_text(answers) or _is_scalar(answers.type))):
             return None
         lengths = self._lengths(prompts, self._bound)
-        are_short = (_num_bytes(prompts) > 0) & (lengths <= dataset.max_prompt_tokens)
+        has_text = pyarrow.compute.fill_null(pyarrow.compute.match_substring_regex(prompts, TEXT), False)
+        are_short = np.asarray(has_text) & (lengths <= dataset.max_prompt_tokens)
         return TextRows(
             pyarrow.compute.fill_null(prompts, "").to_pylist(),
             [None] * len(batch) if answers is None else answers.to_pylist(),

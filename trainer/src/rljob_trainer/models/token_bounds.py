@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,15 @@ if TYPE_CHECKING:
 NFC_GROWTH = 3
 """Largest factor by which Unicode's normalization form C makes a text longer, in bytes of UTF-8
 (https://www.unicode.org/faq/normalization). Texts of ASCII characters are not changed."""
+TEXT_BYTES = frozenset((*range(0x21, 0x7F), *range(0x80, 0xC0)))
+"""The visible characters of ASCII, and the bytes of which each other character of UTF-8 has at least one. Some
+tokenizers have no tokens for control characters, and leave them out."""
 
 
 @dataclass(frozen=True)
 class TokenBound:
-    """A text has at least one token if it is not empty, and at most one for each byte, plus the special tokens."""
+    """A text has at most one token for each byte, plus the special tokens. It has at least one token if it has a
+    character that is neither a control character nor a space."""
 
     num_special: int
     """Tokens that are added to each text, such as BOS."""
@@ -27,8 +32,8 @@ class TokenBound:
 
 
 def token_bound(tokenizer: RustTokenizer) -> TokenBound | None:
-    """Returns the bound; None unless it is certain: for byte-level BPE that has a token for each byte, and neither
-    removes nor adds characters. Among these are the tokenizers of Llama 3, Qwen, DeepSeek, SmolLM and GPT-2."""
+    """Returns the bound; None unless it is certain: for byte-level BPE that has a token for each byte of TEXT_BYTES,
+    and neither removes nor adds characters."""
     settings = json.loads(tokenizer.to_str())
     model, vocabulary = settings["model"], tokenizer.get_vocab()
     growths = [{"NFC": NFC_GROWTH}.get(kind) for kind in _kinds(settings["normalizer"], "normalizers")]
@@ -36,7 +41,7 @@ def token_bound(tokenizer: RustTokenizer) -> TokenBound | None:
         model["type"] == "BPE"
         and not any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
         and _is_byte_level(settings["pre_tokenizer"])
-        and _byte_characters() <= vocabulary.keys()
+        and TEXT_BYTES.issubset(_bytes_with_token(vocabulary))
     )
     if not is_byte_level or None in growths:
         return None
@@ -72,8 +77,13 @@ def _is_byte_level(pre_tokenizer: object) -> bool:
     return harmless and bool(steps) and steps[-1]["type"] == "ByteLevel"
 
 
-def _byte_characters() -> set[str]:
-    """The characters that stand for the 256 bytes."""
-    from tokenizers.pre_tokenizers import ByteLevel
+def _bytes_with_token(vocabulary: Mapping[str, int]) -> set[int]:
+    """Returns the bytes that have a token. Byte-level BPE writes each byte as a character: the printable ones of
+    Latin-1 as they are, the others as the next ones from U+0100 on."""
+    others = iter(range(256, 512))
+    characters = {byte: chr(byte if _is_printable(byte) else next(others)) for byte in range(256)}
+    return {byte for byte, character in characters.items() if character in vocabulary}
 
-    return set(ByteLevel.alphabet())
+
+def _is_printable(byte: int) -> bool:
+    return 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE
