@@ -21,6 +21,8 @@ from rljob_trainer.datasets import short_prompts
 from rljob_trainer.datasets.filter_processes import FilteredRows, FilterPass, RowFilter
 from rljob_trainer.datasets.filters import FilterName, HeldOut
 from rljob_trainer.datasets.parquet_files import ParquetFiles
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.datasets.rows import RawRow
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.token_bounds import token_bound
 
@@ -124,9 +126,14 @@ def test_the_same_rows_are_kept_as_with_tokens(tmp_path: Path, model: Path, monk
         return row_filter(tmp_path, model, {"prompt": prompts, "answer": answers})
 
     quick = make()
-    made = list[object]()
+    made = list[RawRow]()
     of_maker = quick._maker.made
-    monkeypatch.setattr(quick._maker, "made", lambda rows, numbers: made.extend(rows) or of_maker(rows, numbers))
+
+    def counted(rows: Sequence[RawRow], numbers: Sequence[int]) -> list[PromptRow | None]:
+        made.extend(rows)
+        return of_maker(rows, numbers)
+
+    monkeypatch.setattr(quick._maker, "made", counted)
     found, expected = filtered(quick), filtered(with_tokens(make, monkeypatch))
     assert found.numbers.tolist() == expected.numbers.tolist()
     assert found.hashes.tolist() == expected.hashes.tolist()

@@ -196,7 +196,8 @@ class RowFilter:
     ) -> list[int]:
         """Returns the positions of the rows that are kept, and counts the others. `texts`: the prompts in the form of
         `comparable`."""
-        held_out, positions = self._settings.held_out, np.flatnonzero(fits).tolist()
+        held_out = self._settings.held_out
+        positions: list[int] = np.flatnonzero(fits).tolist()
         if not held_out.prompts:
             return positions
         kept: list[int] = []

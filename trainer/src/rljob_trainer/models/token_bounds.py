@@ -36,25 +36,20 @@ def token_bound(tokenizer: RustTokenizer) -> TokenBound | None:
     and neither removes nor adds characters."""
     settings = json.loads(tokenizer.to_str())
     model, vocabulary = settings["model"], tokenizer.get_vocab()
-    growths = [{"NFC": NFC_GROWTH}.get(kind) for kind in _kinds(settings["normalizer"], "normalizers")]
+    normalizers = [step["type"] for step in _steps(settings["normalizer"], "normalizers")]
     is_byte_level = (
         model["type"] == "BPE"
         and not any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
         and _is_byte_level(settings["pre_tokenizer"])
         and TEXT_BYTES.issubset(_bytes_with_token(vocabulary))
     )
-    if not is_byte_level or None in growths:
+    if not is_byte_level or any(each != "NFC" for each in normalizers):
         return None
     return TokenBound(
         num_special=tokenizer.num_special_tokens_to_add(is_pair=False),
-        non_ascii_growth=NFC_GROWTH if growths else 1,
+        non_ascii_growth=NFC_GROWTH if normalizers else 1,
         largest_token=max(vocabulary.values()),
     )
-
-
-def _kinds(part: dict[str, object] | None, parts: str) -> list[object]:
-    """Returns the types of the steps of a normalizer."""
-    return [each["type"] for each in _steps(part, parts)]
 
 
 def _steps(part: object, parts: str) -> list[dict[str, object]]:
