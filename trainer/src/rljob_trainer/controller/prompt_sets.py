@@ -27,7 +27,7 @@ from rljob_trainer.datasets.parquet_files import ParquetFiles
 from rljob_trainer.datasets.pass_rates import PassRates
 from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset, repeated_prompts
 from rljob_trainer.datasets.row_index import RowIndex, key_of, opened_or_built
-from rljob_trainer.datasets.rows import local_dataset, parquet_files_of
+from rljob_trainer.datasets.rows import local_dataset, named_fields, parquet_files_of
 from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.observability.metrics import SOURCE_EPOCHS, SOURCE_PREFIX
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 NUM_ROWS_TO_CHECK = 1000
 """Rows of a large dataset that are checked like those in memory, for example with the chat template of a reward model.
 The filters have checked all of them otherwise."""
+REWARDS_WITH_ROWS = (RewardType.FUNCTION, RewardType.REMOTE, RewardType.REASONING_GYM)
+"""Rewards that may read any column of the row."""
 FILTERS_FILE = "filters.json"
 """File in `data/` of the run folder: what the filters have dropped."""
 
@@ -188,7 +190,8 @@ def load_all_prompts(
             settings = _filter_pass(files, maker, training, model_folder, compared, repeated)
             index = opened_or_built(files, settings, data_folder / (maker.name or "dataset"), doing)
             digest = key_of(files, settings, with_times=False)
-            sources.append(TrainingSource(maker.where, IndexedRows(index, maker), digest, dataset))
+            rows_on_disk = IndexedRows(index, maker, _drawn_columns(files, maker, training))
+            sources.append(TrainingSource(maker.where, rows_on_disk, digest, dataset))
             # The tests of a Code reward are too slow to parse for all rows.
             first = sources[-1].rows_to_check
             _refuse_missing_answers(first, maker.where, dataset, _rewards_of_source(dataset, training))
@@ -340,6 +343,14 @@ def _filter_pass(
         answers_needed_by=str(needing[0]) if needing else "",
         why_unusable=why_unusable if RewardType.MATH_ANSWER in needing else None,
     )
+
+
+def _drawn_columns(files: ParquetFiles, maker: PromptMaker, training: Training) -> list[str] | None:
+    """Returns the columns that are read of each drawn row; None: all, because the user's code gets them."""
+    types = {reward.type for reward in _rewards_of_source(maker.dataset, training)}
+    if maker.for_environment or not types.isdisjoint(REWARDS_WITH_ROWS):
+        return None
+    return files.columns_of(named_fields(maker.dataset))
 
 
 def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:

@@ -38,13 +38,17 @@ class DrawnRow(Generic[Row]):
 class StoredRows(Sequence[Row]):
     """Rows that are not in memory."""
 
+    num_ahead: int
+    """Rows that are read in advance."""
+
     @abstractmethod
     def read(self, positions: Sequence[int]) -> list[Row]:
         """Returns the rows at these positions, in this order."""
 
     @abstractmethod
-    def expect(self, positions: Sequence[int]) -> None:
-        """Begins to read these rows in the background, because they will probably be needed next."""
+    def expect(self, positions: Sequence[int], num_soon: int) -> None:
+        """Begins to read rows in the background, if some of the first `num_soon` are not in memory. `positions`: of the
+        rows that will probably be needed next, in this order."""
 
 
 class PromptStream(Protocol[Row]):
@@ -138,9 +142,10 @@ class PromptCursor(Generic[Row]):
             num_seen += len(drawn)
             self._ordinal = end
         if isinstance(self._rows, StoredRows):
-            # The next batch probably has as many rows. The order of the next epoch is not computed in advance.
+            # The next batches probably have as many rows. The order of the next epoch is not computed in advance.
             num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
-            self._rows.expect(self._positions(self._ordinal, self._ordinal + min(num_rows, num_left_in_epoch)))
+            num_ahead = min(max(self._rows.num_ahead, num_rows), num_left_in_epoch)
+            self._rows.expect(self._positions(self._ordinal, self._ordinal + num_ahead), 2 * num_rows)
         return batch
 
     def rewind(self, ordinal: int) -> None:

@@ -32,7 +32,7 @@ from rljob_trainer.errors import DatasetError, storage_checked
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Increased when the same settings would keep other rows."""
 ROWS_FILE, INDEX_FILE = "rows.bin", "index.json"
 MAX_ROWS = 2**32 - 1
@@ -49,9 +49,9 @@ class IndexState(WireModel):
     key: str
     report: FilterReport
     longest: Count
-    """Tokens of the longest prompt."""
+    """An upper bound of the tokens of the longest prompt, at most `maxPromptTokens`."""
     largest_token: Count
-    """The highest token id of any prompt."""
+    """An upper bound of the token ids of all prompts."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,9 @@ def _build(files: ParquetFiles, settings: FilterPass, folder: Path, key: str, do
         doing(f"filters the rows of {settings.where}; {total.num_rows} of {files.num_rows} done")
     kept = np.concatenate(numbers) if numbers else total.numbers
     if settings.finds_duplicates:
-        is_first = are_first(np.concatenate(hashes))
+        joined = np.concatenate(hashes)
+        hashes.clear()
+        is_first = are_first(joined)
         repeated = kept[~is_first]
         total.counts.add(FilterName.DUPLICATE, [files.location(int(each)) for each in repeated[:5]], len(repeated))
         kept = kept[is_first]
