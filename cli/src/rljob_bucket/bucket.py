@@ -246,7 +246,7 @@ def forget_stores() -> None:
 
 def _request(path: BucketPath, doing: str, send: Callable[[S3Store], ResultT]) -> ResultT:
     """Sends a request that may be repeated. The library repeats requests, too, but not if the connection breaks in the
-    middle of an answer (obstore 0.12.1; `test_checkpoint_crashes_bucket` shows it)."""
+    middle of an answer (obstore 0.12.1; `tests/trainer/buckets/test_crashes` shows it)."""
     started = time.monotonic()
     while True:
         try:
@@ -307,10 +307,10 @@ def _errors(path: BucketPath, doing: str) -> Iterator[None]:
         # The answer to a HEAD request has no code.
         if answer.endswith(("NoSuchKey", "404")):
             raise FileNotFoundError(errno.ENOENT, "does not exist", str(path)) from None
-        raise BucketError(str(path), doing, _fault(error), answer) from None
+        raise BucketError(path.with_endpoint(), doing, _fault(error), answer) from None
     except (BaseError, OSError) as error:
         # A writer raises OSError.
-        raise BucketError(str(path), doing, _fault(error), _answer(error)) from None
+        raise BucketError(path.with_endpoint(), doing, _fault(error), _answer(error)) from None
 
 
 def _answer(error: Exception) -> str:

@@ -25,6 +25,8 @@ def check_bucket(folder: BucketPath) -> None:
             except FileExistsError:
                 pass
             else:
-                raise BucketError(str(folder), "creating a file that exists", BucketFault.NO_CONDITIONAL_WRITES, "")
+                raise BucketError(
+                    folder.with_endpoint(), "creating a file that exists", BucketFault.NO_CONDITIONAL_WRITES, ""
+                )
         finally:
             bucket.remove([probe])

@@ -45,14 +45,15 @@ class S3Server:
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[S3Server]:
-    """Runs a server with the bucket BUCKET within the context. `folder` must be empty; extended attributes must work
-    there."""
-    (folder / BUCKET).mkdir(parents=True)
+def s3_server(folder: Path, *, is_read_only: bool = False) -> Iterator[S3Server]:
+    """Runs a server with the bucket BUCKET within the context. `folder` must be empty, or that of another server;
+    extended attributes must work there. `is_read_only`: every request that changes something is refused."""
+    (folder / BUCKET).mkdir(parents=True, exist_ok=True)
     server = S3Server(free_port(), folder)
     variables = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     program = str(ensure_program("versitygw"))
-    command = [program, "--port", f"127.0.0.1:{server.port}", "--quiet", "posix", str(folder)]
+    options = ["--port", f"127.0.0.1:{server.port}", "--quiet", *(["--readonly"] if is_read_only else [])]
+    command = [program, *options, "posix", str(folder)]
     process = subprocess.Popen(
         command, env=inherited_environment() | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -16,8 +16,8 @@ from rljob_bucket.errors import BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
 from rljob_bucket.probe import check_bucket
 from rljob_testing.buckets.clients import quick_client
-from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request, fault_proxy
-from rljob_testing.buckets.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
+from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request
+from rljob_testing.buckets.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from rljob_testing.local_servers import free_port
 
 MIB = 2**20
@@ -30,18 +30,6 @@ def refused(kind: str, request: Request) -> Fault | None:
 def once_at_the_end(faults: Iterator[Fault], request: Request) -> Fault | None:
     """The next fault for a request that completes an upload."""
     return next(faults, None) if request.kind == "POST upload" else None
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("objects")) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(server.port) as proxy, quick_client():
-        yield proxy
 
 
 @pytest.fixture
