@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.buckets.clients import quick_client
-from rljob_testing.buckets.s3_server import ACCESS_KEY, BUCKET, CREDENTIALS, SECRET_KEY, S3Server, s3_server
+from rljob_testing.buckets.s3_server import ACCESS_KEY, BUCKET, CREDENTIALS, READER_CREDENTIALS, SECRET_KEY, S3Server
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.local_servers import free_port
 from rljob_testing.settings import inherited_environment
@@ -23,13 +22,6 @@ from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError
 from rljob_trainer.settings import Settings, read_settings
 
 WRONG = "wrong-value-of-the-test"
-
-
-@pytest.fixture(scope="module")
-def read_only(server: S3Server) -> Iterator[S3Server]:
-    """A server with the same objects that refuses every change, as for credentials that may only read."""
-    with s3_server(server.folder, is_read_only=True) as read_only:
-        yield read_only
 
 
 def job_in(endpoint: str, bucket: str = BUCKET) -> TrainerJob:
@@ -72,9 +64,11 @@ def test_a_missing_bucket(server: S3Server, refused: Refused) -> None:
     )
 
 
-def test_a_bucket_that_may_not_be_written(read_only: S3Server, refused: Refused) -> None:
-    assert refused(job_in(read_only.endpoint), ConfigurationError) == (
-        f"spec.checkpoint.storage.s3: s3://{BUCKET}/team/run-1 at {read_only.endpoint}: creating failed: access is"
+def test_a_bucket_that_may_only_be_read(server: S3Server, refused: Refused) -> None:
+    with quick_client(variables=READER_CREDENTIALS):
+        message = refused(job_in(server.endpoint), ConfigurationError)
+    assert message == (
+        f"spec.checkpoint.storage.s3: s3://{BUCKET}/team/run-1 at {server.endpoint}: creating failed: access is"
         " denied (403 AccessDenied); allow these credentials to list, read, write and delete objects of the bucket"
     )
 
