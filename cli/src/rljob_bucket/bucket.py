@@ -34,7 +34,8 @@ PART_BYTES = 16 * MIB
 MAX_PARTS = 9_000
 """A store accepts at most 10,000 parts of a multipart upload."""
 UPLOADS_AT_ONCE = 8
-"""Parts of one file in flight. A writer needs at most this many times the size of a part as memory, and one more."""
+"""Parts of one file in flight. The library does not copy them: it keeps the data that it was given until they are
+sent."""
 READ_BYTES = 8 * MIB
 READS_AT_ONCE = 8
 """Large ranges are read in parallel: one connection to a store transfers some ten MB/s."""

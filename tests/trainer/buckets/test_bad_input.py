@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,29 @@ def test_a_closed_endpoint_is_not_the_users_mistake_for_certain(refused: Refused
     assert message == (
         f"spec.checkpoint.storage.s3.endpoint: s3://{BUCKET}/team/run-1 at {endpoint}: creating failed: the store does"
         " not respond; check the endpoint and the network"
+    )
+
+
+class NotAStore(BaseHTTPRequestHandler):
+    """A web server that knows no path."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(404)
+
+    def log_message(self, format: str, *_: object) -> None:
+        """Prints nothing."""
+
+
+def test_an_endpoint_that_is_not_a_store(refused: Refused) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), NotAStore) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        message = refused(job_in(endpoint), ConfigurationError)
+        server.shutdown()
+    assert message == (
+        f"spec.checkpoint.storage.s3: s3://{BUCKET}/team/run-1 at {endpoint}: creating failed: the store answers with"
+        " an error (404); check the endpoint, the region and the store"
     )
 
 
