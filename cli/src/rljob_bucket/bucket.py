@@ -59,6 +59,8 @@ _CREDENTIAL_CODES = {
 }
 _METADATA_SERVER = re.compile(r"/latest/(api/token|meta-data)")
 """Path of the server of clouds that the library asks for credentials if it has found no others."""
+_BAD_CERTIFICATE = "InvalidCertificate("
+"""In errors of the library's TLS (rustls), which sends no request then."""
 
 
 @dataclass(frozen=True)
@@ -323,6 +325,8 @@ def _answer(error: Exception) -> str:
 
 def _fault(error: Exception) -> BucketFault:
     answer = _answer(error)
+    if _BAD_CERTIFICATE in str(error):
+        return BucketFault.CERTIFICATE
     if any(code in answer for code in _CREDENTIAL_CODES) or _METADATA_SERVER.search(str(error)):
         return BucketFault.CREDENTIALS
     if "NoSuchBucket" in answer:

@@ -4,9 +4,9 @@ error names the field, the bucket, the endpoint and what to do, and contains no 
 from __future__ import annotations
 
 import re
+import ssl
 import subprocess
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.buckets.clients import quick_client
 from rljob_testing.buckets.s3_server import ACCESS_KEY, BUCKET, CREDENTIALS, READER_CREDENTIALS, SECRET_KEY, S3Server
+from rljob_testing.certificates import self_signed_certificate
 from rljob_testing.jobs.valid_job import valid_job
-from rljob_testing.local_servers import free_port
+from rljob_testing.local_servers import free_port, running_http_server
 from rljob_testing.settings import inherited_environment
 from rljob_trainer.checkpoints.bucket_run_folder import BucketRunFolder
 from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError
@@ -109,14 +110,28 @@ class NotAStore(BaseHTTPRequestHandler):
 
 
 def test_an_endpoint_that_is_not_a_store(refused: Refused) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), NotAStore) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), NotAStore)
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    with running_http_server(server):
         message = refused(job_in(endpoint), ConfigurationError)
-        server.shutdown()
     assert message == (
         f"spec.checkpoint.storage.s3: s3://{BUCKET}/team/run-1 at {endpoint}: creating failed: the store answers with"
         " an error (404); check the endpoint, the region and the store"
+    )
+
+
+def test_a_certificate_that_is_not_trusted(tmp_path: Path, refused: Refused) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), NotAStore)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(self_signed_certificate(tmp_path / "store.pem", "127.0.0.1"))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    endpoint = f"https://127.0.0.1:{server.server_port}"
+    with running_http_server(server), quick_client(seconds=0.2):
+        message = refused(job_in(endpoint), ConfigurationError)
+    assert message == (
+        f"spec.checkpoint.storage.s3.endpoint: s3://{BUCKET}/team/run-1 at {endpoint}: creating failed: the certificate"
+        " of the store is not trusted; set SSL_CERT_FILE to a file with the certificates of the authorities to trust,"
+        " or correct the endpoint"
     )
 
 

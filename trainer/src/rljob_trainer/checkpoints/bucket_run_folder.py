@@ -30,6 +30,7 @@ FIELD = "spec.checkpoint.storage.s3"
 _FIELDS = {
     BucketFault.NO_BUCKET: ".bucket",
     BucketFault.CREDENTIALS: ".secret",
+    BucketFault.CERTIFICATE: ".endpoint",
     BucketFault.UNREACHABLE: ".endpoint",
 }
 """The field below FIELD to which a fault belongs, if it is one."""
