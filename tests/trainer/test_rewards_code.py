@@ -60,6 +60,12 @@ def scored(scorer: Scorer, code: str, answer: object) -> Scored:
             {"inputs": [""], "outputs": ["1"]},
             1.0,
         ),
+        # As programs with deep recursion do.
+        (
+            "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 26, -1))\n" + SUM_CODE,
+            SUM,
+            1.0,
+        ),
         ("import numpy\nprint(numpy.arange(3).sum())", {"inputs": [""], "outputs": ["3"]}, 1.0),
         ("if __name__ == '__main__': print(1)\nexit()", {"inputs": [""], "outputs": ["1"]}, 1.0),
         ("def add(a, b): return a + b", {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}, 1.0),

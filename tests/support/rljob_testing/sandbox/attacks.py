@@ -116,6 +116,13 @@ ATTACKS: Mapping[str, Attack] = {
         "-1 if libc.prctl(1, 0, 0, 0, 0) else 0",
         "os.kill(os.getpid(), 9)",
     ),
+    "prlimit of itself": _refused(
+        # SIGKILL at a limit would look like a lack of memory.
+        "__import__('resource').prlimit(0, 0, (1, 1))",
+        "__import__('resource').prlimit(os.getpid(), 0, (1, 1))",
+        "__import__('resource').prlimit(0, 15, (1, 1))",
+        "call(164 if arm else 160, 0, ctypes.create_string_buffer(bytes([1] + [0] * 7) * 2))()",
+    ),
     "read another process": _refused(
         "call(117 if arm else 101, 16, parent, None, None)()",
         "call(270 if arm else 310, parent, None, 0, None, 0, 0)()",

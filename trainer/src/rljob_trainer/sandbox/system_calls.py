@@ -138,6 +138,9 @@ _IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
 """TCGETS and TIOCGWINSZ (is it a terminal?), FIONREAD, FIONCLEX and FIOCLEX."""
 _PRCTL_COMMANDS = (15, 16)
 """PR_SET_NAME and PR_GET_NAME."""
+_LIMITS_BY_SIGKILL = (0, 15)
+"""RLIMIT_CPU and RLIMIT_RTTIME: the kernel sends SIGKILL at these limits. Code that lowers one of them would end in the
+same way as code that the kernel ends because memory ran out."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def rules(machine: str, pid: int, *, may_write_files: bool) -> list[Rule]:
         # A signal to itself, as `os.abort` sends. Not SIGKILL: by that one, the parent knows that memory ran out.
         "kill": (Condition(0, (pid,)), Condition(1, not_sigkill, is_exclusion=True)),
         "tgkill": (Condition(0, (pid,)), Condition(2, not_sigkill, is_exclusion=True)),
-        "prlimit64": (Condition(0, (0, pid)),),
+        "prlimit64": (Condition(0, (0, pid)), Condition(1, _LIMITS_BY_SIGKILL, is_exclusion=True)),
         "prctl": (Condition(0, _PRCTL_COMMANDS),),
         "clone": (Condition(0, (_THREAD_FLAGS,), _THREAD_FLAGS | _NO_THREAD_FLAGS),),
     }
