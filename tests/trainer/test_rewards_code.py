@@ -254,6 +254,19 @@ def test_a_test_that_passes_a_function_to_the_code_is_an_error_and_not_a_score(s
         scored(scorer, "def add(a, b): return a(b)", ["assert add(lambda x: x, 2) == 2"])
 
 
+@pytest.mark.parametrize("error", ["SyntaxError", "ValueError", "MemoryError", "UnsupportedTest", "SystemExit"])
+def test_what_the_code_raises_is_never_an_error_of_the_row(scorer: Scorer, error: str) -> None:
+    code = f"class UnsupportedTest(BaseException): pass\ndef add(a, b): raise {error}('of the code')"
+    found = scored(scorer, code, ["assert add(1, 2) == 3"])
+    assert found.score == 0.0
+    assert "of the code" in found.found
+
+
+def test_a_statement_that_cannot_be_compiled_is_an_error_of_the_row(scorer: Scorer) -> None:
+    with pytest.raises(ValueError, match="a test of the row cannot be used: SyntaxError: 'return' outside function"):
+        scored(scorer, "def add(a, b): return 3", ["assert add(1, 2) == 3\nreturn"])
+
+
 def test_the_largest_tests_are_used() -> None:
     tests = parse_tests({"inputs": ["1", "333", "22", "4"], "outputs": ["a", "b", "c", "d"]})
     assert largest(tests, 2) == [OutputTest("333", "b"), OutputTest("22", "c")]

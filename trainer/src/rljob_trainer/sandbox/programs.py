@@ -143,11 +143,15 @@ def _plain(value: object) -> object:
 
 def _run_statement(statement: str) -> dict[str, str]:
     """The result of an assert statement."""
+    try:
+        compiled = compile(statement, "<test>", "exec", dont_inherit=True)
+    except Exception as error:
+        return {"unusable": f"{type(error).__name__}: {error}"}
     with os.fdopen(FIRST_CHANNEL, "wb") as requests, os.fdopen(FIRST_CHANNEL + 1, "rb") as replies:
         names = Names(Connection(requests, replies))
         try:
-            exec(compile(statement, "<test>", "exec", dont_inherit=True), names)
-        except (SyntaxError, UnsupportedTest) as error:
+            exec(compiled, names)
+        except UnsupportedTest as error:
             return {"unusable": f"{type(error).__name__}: {error}"}
         except BaseException as error:
             return {"failed": f"{type(error).__name__}: {error}"[:1000]}
