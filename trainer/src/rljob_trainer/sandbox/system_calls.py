@@ -123,7 +123,7 @@ NUMBERS_WITH_CONDITIONS: dict[str, tuple[int, int | None]] = {
     "clone3": (435, 435),
 }
 
-_OPEN_FOR_WRITING = 0o3 | 0o100 | 0o1000
+_ACCESS_MODE, _CREATE, _TRUNCATE = 0o3, 0o100, 0o1000
 """O_ACCMODE, O_CREAT and O_TRUNC."""
 _UNNAMED_FILE = 0o20000000
 """The bit of O_TMPFILE: a file without a name could not be found when the folder's size is added up."""
@@ -171,10 +171,9 @@ def rules(machine: str, pid: int, *, may_write_files: bool) -> list[Rule]:
     """
     column = ("x86_64", "aarch64").index(machine)
     not_sigkill = (signal.SIGKILL,)
-    open_mask = _UNNAMED_FILE if may_write_files else _UNNAMED_FILE | _OPEN_FOR_WRITING
     conditions: dict[str, tuple[Condition, ...]] = {
-        "open": (Condition(1, (0,), open_mask),),
-        "openat": (Condition(2, (0,), open_mask),),
+        "open": _open_conditions(1, may_write_files=may_write_files),
+        "openat": _open_conditions(2, may_write_files=may_write_files),
         "fcntl": (Condition(1, _FCNTL_COMMANDS),),
         "ioctl": (Condition(1, _IOCTL_COMMANDS),),
         # A signal to itself, as `os.abort` sends. Not SIGKILL: by that one, the parent knows that memory ran out.
@@ -195,6 +194,20 @@ def rules(machine: str, pid: int, *, may_write_files: bool) -> list[Rule]:
     clone3 = NUMBERS_WITH_CONDITIONS["clone3"][column]
     assert clone3 is not None
     return [*plain, *special, Rule(clone3, (never,), errno.ENOSYS)]
+
+
+def _open_conditions(flags: int, *, may_write_files: bool) -> tuple[Condition, ...]:
+    """The conditions of a call whose argument number `flags` has the flags of `open`.
+
+    Landlock before ABI 3 does not restrict truncation. It checks whether a file may be written only if the access mode
+    is O_WRONLY or O_RDWR, and O_TRUNC also truncates a file with O_RDONLY, and with the access mode 3."""
+    if not may_write_files:
+        return (Condition(flags, (0,), _UNNAMED_FILE | _ACCESS_MODE | _CREATE | _TRUNCATE),)
+    return (
+        Condition(flags, (0,), _UNNAMED_FILE),
+        Condition(flags, (_ACCESS_MODE,), _ACCESS_MODE, is_exclusion=True),
+        Condition(flags, (_TRUNCATE,), _TRUNCATE | _ACCESS_MODE, is_exclusion=True),
+    )
 
 
 def _numbers(numbers: Iterable[tuple[int, int | None]], column: int) -> list[int]:
