@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -13,13 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.rewards.base import RewardRequest, RewardStatus, Scored, Scorer
-from rljob_trainer.rewards.code import CodeScorer, find_code
+from rljob_trainer.rewards.code import TRIAL, CodeScorer, find_code
 from rljob_trainer.rewards.code_comparison import is_expected_output, is_expected_value
 from rljob_trainer.rewards.code_tests import OutputTest, StatementTest, largest, parse_tests
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
+from rljob_trainer.sandbox.programs import Mode
+from rljob_trainer.sandbox.sandbox import ProgramLimits, Sandbox, SandboxError, SandboxUnavailableError
 
 SPEC = CodeScorer(
     "spec.training.rewards[0].type (reward score)",
@@ -112,6 +115,7 @@ def test_the_forms_of_tests(scorer: Scorer, code: str, answer: object, score: fl
         ("print(3", "SyntaxError: '(' was never closed"),
         ("raise ValueError('no')", "ValueError: no"),
         ("import sys; print(3); sys.exit(2)", "exit code 2"),
+        ("import sys; sys.exit('no solution')", "no solution"),
         ("print(4)", "wrong output"),
         ("while True: pass", "ran longer than 0.3 s"),
         ("x = 'x' * (1 << 30)", "MemoryError"),
@@ -378,10 +382,73 @@ def program_of(pool: ScorerPool, seen: set[int]) -> int:
 
 def test_a_machine_without_seccomp_refuses_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
-        from rljob_trainer.sandbox.sandbox import SandboxError
-
-        raise SandboxError("the kernel refuses seccomp (Invalid argument)")
+        raise SandboxUnavailableError("the kernel refuses seccomp (Invalid argument)")
 
     monkeypatch.setattr("rljob_trainer.rewards.code.Sandbox", refuses)
     with pytest.raises(ConfigurationError, match="cannot be confined on this machine: the kernel refuses seccomp"):
         SPEC.load()
+
+
+def test_code_that_is_not_confined_refuses_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_trainer.rewards.code.TRIAL", TRIAL.replace("os.fork", "os.getpid"))
+    with pytest.raises(ConfigurationError, match=r"cannot be confined .*: a forbidden system call succeeded"):
+        SPEC.load()
+
+
+def test_a_sandbox_that_cannot_start_is_a_failure_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with no_more_descriptors(), pytest.raises(ResourceError, match=r"the sandbox failed .* Too many open files"):
+        SPEC.load()
+    monkeypatch.setattr("rljob_trainer.rewards.code.TRIAL", "bytearray(1 << 30)")
+    with pytest.raises(ResourceError, match=r"the sandbox failed .* MemoryError; .* increase code\.memory"):
+        SPEC.load()
+    monkeypatch.setattr("sys.executable", "/none/python")
+    with pytest.raises(ResourceError, match=r"the sandbox failed .* No such file"):
+        SPEC.load()
+
+
+def test_a_pool_that_cannot_start_its_processes_is_a_failure_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/none/python")
+    with (
+        ScorerPool(SPEC, name="score", num_processes=1, timeout_seconds=9, log_folder=tmp_path, environment={}) as pool,
+        pytest.raises(ResourceError, match=r"a scoring process could not be started: .* No such file"),
+    ):
+        pool.wait_until_ready()
+
+
+def test_errors_of_the_scoring_process_are_not_failures_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox, limits = Sandbox(256 << 20), ProgramLimits(10.0, 1000)
+    runs = (
+        lambda: sandbox.run(Mode.SCRIPT, {"code": "print(1)"}, b"", limits),
+        lambda: sandbox.run_statement("def add(a, b): return 3", ADD[0], limits),
+    )
+    for run in runs:
+        # Of the descriptors that a run needs, some or all are missing.
+        for num_left in range(12):
+            with no_more_descriptors(num_left), contextlib.suppress(SandboxError):
+                assert run().failure == ""
+        with no_more_descriptors(), pytest.raises(SandboxError, match="Too many open files"):
+            run()
+    monkeypatch.setattr("tempfile.tempdir", "/none")
+    for run in runs:
+        with pytest.raises(SandboxError, match="No such file"):
+            run()
+    monkeypatch.undo()
+    assert [run().failure for run in runs] == ["", ""]
+
+
+@contextlib.contextmanager
+def no_more_descriptors(num_left: int = 0) -> Iterator[None]:
+    """This process can open only `num_left` more files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probes = [os.open("/dev/null", os.O_RDONLY)]
+    while len(probes) <= num_left:
+        probes.append(os.open("/dev/null", os.O_RDONLY))
+    for probe in probes:
+        os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(probes), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -76,6 +76,8 @@ def run(program: Mapping[str, Any]) -> None:
         _run(program)
     except SystemExit as error:
         exit_code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        if not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc(limit=-3)
         exit_code = 1

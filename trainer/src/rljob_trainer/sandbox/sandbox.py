@@ -39,6 +39,10 @@ class SandboxError(Exception):
     """The sandbox failed; this says nothing about the program."""
 
 
+class SandboxUnavailableError(SandboxError):
+    """This machine cannot confine programs."""
+
+
 class SandboxKilledError(SandboxError):
     """Something outside ended a process of the sandbox with SIGKILL, probably because the machine is out of memory.
     Programs cannot send SIGKILL."""
@@ -69,9 +73,17 @@ class Sandbox:
     """Runs one program after the other, each in a process of its own."""
 
     def __init__(self, memory_bytes: int) -> None:
-        """Starts the zygote. `memory_bytes`: the limit of each program. Raises SandboxError if this machine cannot
-        confine programs."""
+        """Starts the zygote. `memory_bytes`: the limit of each program. Raises SandboxUnavailableError if this machine
+        cannot confine programs, and SandboxError."""
         self._memory_bytes = memory_bytes
+        with _machine_errors():
+            self._start_zygote()
+        reply, _ = self._receive()
+        if "unavailable" in reply:
+            raise SandboxUnavailableError(reply["unavailable"])
+        self.layers = Layers(**reply["layers"])
+
+    def _start_zygote(self) -> None:
         self._connection, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._zygote = subprocess.Popen(
             [sys.executable, "-s", "-P", "-X", "utf8", "-m", ZYGOTE, str(zygote_end.fileno())],
@@ -86,8 +98,6 @@ class Sandbox:
             pass_fds=(zygote_end.fileno(),),
         )
         zygote_end.close()
-        reply, _ = self._receive()
-        self.layers = Layers(**reply["layers"])
 
     def close(self) -> None:
         """Ends the zygote. May be called repeatedly."""
@@ -96,7 +106,7 @@ class Sandbox:
 
     def run(self, mode: Mode, program: Mapping[str, object], stdin: bytes, limits: ProgramLimits) -> Run:
         """Runs a program of the modes SCRIPT and CALL."""
-        with Descriptors() as descriptors, _folder() as folder:
+        with _machine_errors(), Descriptors() as descriptors, _folder() as folder:
             channels = [descriptors.pipe()] if mode is Mode.CALL else []
             writers = [writer for _, writer in channels]
             process = self._start(descriptors, mode, program, stdin, writers, folder, limits)
@@ -108,7 +118,7 @@ class Sandbox:
 
     def run_statement(self, code: str, statement: str, limits: ProgramLimits) -> Run:
         """Runs an assert statement on the code, each in a process of its own. `Run.result` is that of the statement."""
-        with Descriptors() as descriptors, _folder() as folder:
+        with _machine_errors(), Descriptors() as descriptors, _folder() as folder:
             request, reply, result = descriptors.pipe(), descriptors.pipe(), descriptors.pipe()
             of_code, of_statement = [request[0], reply[1]], [request[1], reply[0], result[1]]
             serving = self._start(descriptors, Mode.SERVE, {"code": code}, b"", of_code, folder, limits)
@@ -190,12 +200,23 @@ class Sandbox:
         reply: dict[str, Any] = json.loads(data)
         if "error" in reply:
             raise SandboxError(reply["error"])
+        if len(descriptors) < num_descriptors:
+            raise SandboxError("a descriptor was lost: this process has too many open files")
         return reply, descriptors
 
     def _ended(self) -> SandboxError:
         status = self._zygote.wait()
         kind = SandboxKilledError if status == -signal.SIGKILL else SandboxError
         return kind(f"the process that starts programs has ended (status {status})")
+
+
+@contextlib.contextmanager
+def _machine_errors() -> Iterator[None]:
+    """Converts errors of this process, such as a full disk or too many open files, into SandboxError."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        raise SandboxError(f"{type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
