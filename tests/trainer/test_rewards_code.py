@@ -7,8 +7,10 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +23,17 @@ from rljob_trainer.rewards.code_comparison import is_expected_output, is_expecte
 from rljob_trainer.rewards.code_tests import OutputTest, StatementTest, largest, parse_tests
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
+from rljob_trainer.sandbox.confinement import SECONDS_TO_SIGKILL
 from rljob_trainer.sandbox.programs import Mode
-from rljob_trainer.sandbox.sandbox import ProgramLimits, Sandbox, SandboxError, SandboxUnavailableError
+from rljob_trainer.sandbox.sandbox import (
+    ProgramLimits,
+    Sandbox,
+    SandboxError,
+    SandboxKilledError,
+    SandboxUnavailableError,
+    failure_of,
+)
+from rljob_trainer.sandbox.watching import Process
 
 SPEC = CodeScorer(
     "spec.training.rewards[0].type (reward score)",
@@ -163,6 +174,19 @@ def add(a, b): return Equal(9)
     "exits early": "import os\nos._exit(0)",
     "exits in the call": "import os\ndef add(a, b): os._exit(0)",
     "exits as Python does": "def add(a, b): raise SystemExit(0)",
+    "closes the connection": """
+import os, threading, time
+def add(a, b):
+    os.closerange(3, 100)
+    time.sleep(100)
+""",
+    "closes the connection and ends its first thread": """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(100,)).start()
+def add(a, b):
+    os.closerange(0, 100)
+    ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+""",
     "changes builtins": """
 import builtins, json, sys
 json.dumps = lambda *a, **k: '3'
@@ -345,9 +369,43 @@ def test_a_killed_sandbox_is_a_failure_of_the_machine_and_not_a_score(pool: Scor
     endless = RewardRequest("", "```python\nopen('begun', 'w')\nwhile True: pass\n```", SUM, {})
     future, seen = pool.submit([endless]), set[int]()
     for _ in range(2):
-        os.kill(program_of(pool, seen), signal.SIGKILL)
+        os.kill(program_of(pool.process_ids, seen), signal.SIGKILL)
     (outcome,) = future.result()
     assert (outcome.status, outcome.score) == (RewardStatus.KILLED, None)
+
+
+def test_a_killed_process_of_the_code_is_no_failure_of_the_statement() -> None:
+    sandbox, code = Sandbox(256 << 20), "def add(a, b):\n    open('begun', 'w')\n    while True: pass"
+    with ThreadPoolExecutor() as threads:
+        run = threads.submit(sandbox.run_statement, code, ADD[0], ProgramLimits(60.0, 1000))
+        os.kill(program_of(lambda: [os.getpid()], set()), signal.SIGKILL)
+        with pytest.raises(SandboxKilledError):
+            run.result()
+
+
+def test_a_process_that_was_killed_from_outside_is_not_killed_again() -> None:
+    ended = subprocess.Popen(["sleep", "100"])
+    running = subprocess.Popen(["sleep", "100"])
+    ended.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    processes = [Process(each.pid, os.pidfd_open(each.pid), None, []) for each in (ended, running)]
+    for process in processes:
+        process.kill()
+        os.close(process.pidfd)
+    assert [each.was_killed for each in processes] == [False, True]
+    assert [ended.wait(), running.wait()] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+def test_sigkill_before_the_hard_limit_of_cpu_time_is_not_the_codes_fault() -> None:
+    process = Process(1, -1, None, [])
+    limits = ProgramLimits(2.0, 1000)
+    hard_limit = limits.cpu_seconds + SECONDS_TO_SIGKILL
+    # The kernel sends SIGKILL at the hard limit, and reports a little less.
+    for seconds in (hard_limit, hard_limit - 2e-6):
+        ending = {"status": signal.SIGKILL, "cpu_seconds": seconds}
+        assert failure_of(process, ending, limits) == "used too much processor time"
+    with pytest.raises(SandboxKilledError):
+        failure_of(process, {"status": signal.SIGKILL, "cpu_seconds": hard_limit - 1}, limits)
 
 
 def children_of(parent: int) -> list[int]:
@@ -367,10 +425,10 @@ def zygote_of(scoring_process: int) -> int:
     return found
 
 
-def program_of(pool: ScorerPool, seen: set[int]) -> int:
+def program_of(scoring_processes: Callable[[], Sequence[int]], seen: set[int]) -> int:
     """The process of the program that runs now, as soon as it has created its file `begun`. Not one of `seen`."""
     while True:
-        for process in pool.process_ids():
+        for process in scoring_processes():
             for zygote in children_of(process):
                 for program in set(children_of(zygote)) - seen:
                     with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import rljob_trainer
-from rljob_trainer.sandbox.confinement import Layers
+from rljob_trainer.sandbox.confinement import SECONDS_TO_SIGKILL, Layers
 from rljob_trainer.sandbox.programs import Mode
 from rljob_trainer.sandbox.watching import Process, Stream, watch
 
@@ -31,6 +31,8 @@ MAX_ERROR_BYTES = 1 << 20
 """The limit for standard error."""
 MAX_LINE_CHARACTERS = 200
 """The maximum length of the line of an exception in `Run.failure`."""
+ROUNDING_SECONDS = 0.01
+"""How much less CPU time than the limit the kernel may report of a process that has reached it."""
 OUTPUT, ERRORS, CHANNEL = 0, 1, 2
 """Indices in `Process.streams`."""
 
@@ -55,6 +57,12 @@ class ProgramLimits:
     seconds: float
     """Time in which the program has a core or sleeps. Time in which it waits for a core does not count."""
     max_output_bytes: int
+
+    @property
+    def cpu_seconds(self) -> int:
+        """The limit of CPU time, at which the kernel sends SIGXCPU. The parent ends a program earlier; this limit holds
+        if the parent is stopped."""
+        return math.ceil(self.seconds) + 1
 
 
 @dataclass(frozen=True)
@@ -152,8 +160,7 @@ class Sandbox:
             descriptors.file(json.dumps({"mode": mode, **program}).encode()),
         )
         passed = [input_file, output_writer, errors_writer, *channels, program_file, confined_writer]
-        # The parent ends a program earlier; this limit holds if the parent is stopped.
-        resources = {"cpu_seconds": math.ceil(limits.seconds) + 1, "memory_bytes": self._memory_bytes}
+        resources = {"cpu_seconds": limits.cpu_seconds, "memory_bytes": self._memory_bytes}
         message = {"start": {"folder": None if folder is None else str(folder), "limits": resources}}
         self._send(message, passed)
         reply, (pidfd,) = self._receive(1)
@@ -178,7 +185,7 @@ class Sandbox:
         endings = [self._reap(process) for process in processes]
         if stopped:
             return [stopped for _ in processes]
-        return [_failure(*each, limits.seconds) for each in zip(processes, endings, strict=True)]
+        return [failure_of(*each, limits) for each in zip(processes, endings, strict=True)]
 
     def _reap(self, process: Process) -> dict[str, Any]:
         self._send({"reap": process.pid})
@@ -226,15 +233,16 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _failure(process: Process, ending: Mapping[str, Any], limit_seconds: float) -> str:
-    """Why a process failed, by its wait status and standard error; empty if it did not."""
+def failure_of(process: Process, ending: Mapping[str, Any], limits: ProgramLimits) -> str:
+    """Why a process failed, by its wait status and standard error; empty if it did not. Raises SandboxKilledError."""
     status = ending["status"]
     if not os.WIFSIGNALED(status):
         code = os.waitstatus_to_exitcode(status)
         lines = bytes(process.streams[ERRORS].data).decode(errors="replace").strip().splitlines()
         return "" if code == 0 else lines[-1][:MAX_LINE_CHARACTERS] if lines else f"exit code {code}"
     number = os.WTERMSIG(status)
-    if number == signal.SIGXCPU or (number == signal.SIGKILL and ending["cpu_seconds"] > limit_seconds):
+    is_at_hard_limit = ending["cpu_seconds"] > limits.cpu_seconds + SECONDS_TO_SIGKILL - ROUNDING_SECONDS
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and is_at_hard_limit):
         return "used too much processor time"
     if number == signal.SIGKILL and not process.was_killed:
         raise SandboxKilledError("a process was killed while it ran a program")
