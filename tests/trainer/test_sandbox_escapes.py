@@ -81,6 +81,21 @@ def test_every_attack_is_stopped_and_leaves_nothing(seen: Mapping[str, Any]) -> 
     assert seen["is_target_unharmed"]
 
 
+def test_a_program_that_is_left_is_found() -> None:
+    leave = """
+import os, subprocess
+from rljob_testing.sandbox.run_attacks import adopt_orphans, num_children
+adopt_orphans()
+child = int(subprocess.check_output(["sh", "-c", "sleep 100 >/dev/null & echo $!"]))
+print(num_children())
+os.kill(child, 9)
+os.waitpid(child, 0)
+print(num_children())
+"""
+    found = subprocess.run([sys.executable, "-c", leave], env={"PYTHONPATH": SOURCES}, capture_output=True, check=True)
+    assert found.stdout == b"1\n0\n"
+
+
 @pytest.mark.skipif(available_abi() == 0, reason="this kernel has no Landlock")
 def test_landlock_is_used_where_the_kernel_has_it(seen: Mapping[str, Any], request: pytest.FixtureRequest) -> None:
     arguments = RUNS[request.node.callspec.id]

@@ -23,6 +23,7 @@ WITHOUT_LANDLOCK = "--without-landlock"
 OLD_LANDLOCK = "--old-landlock"
 """An argument: run as on a kernel before 6.2, whose Landlock does not restrict truncation."""
 OLD_ABI = 2
+PR_SET_CHILD_SUBREAPER = 36
 TARGET_TEXT = "the text of the target"
 _ZYGOTE_WITH_OLD_LANDLOCK = f"""#!{sys.executable} -P
 import runpy, sys
@@ -46,6 +47,7 @@ def main() -> None:
 
 def run_attacks(target: str) -> None:
     """Runs them. `target`: a file that they try to change."""
+    adopt_orphans()
     with open(target, "w") as file:
         file.write(TARGET_TEXT)
     os.chmod(target, 0o666)
@@ -79,7 +81,7 @@ def run_attacks(target: str) -> None:
                 "seen": seen,
                 "is_target_unharmed": is_unharmed,
                 "after": [after.failure, after.output.decode()],
-                "num_left": _num_processes_of(os.getpid()),
+                "num_left": num_children(),
             }
         )
     )
@@ -103,8 +105,14 @@ def use_old_landlock(folder: str) -> None:
     sys.executable = program
 
 
-def _num_processes_of(parent: int) -> int:
-    """The number of processes whose parent or session leader is this process."""
+def adopt_orphans() -> None:
+    """Makes programs that outlive the zygote children of this process, so that `num_children` counts them."""
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, *(ctypes.c_ulong(each) for each in (1, 0, 0, 0))):
+        raise OSError("prctl: the kernel refused PR_SET_CHILD_SUBREAPER")
+
+
+def num_children() -> int:
+    """The number of processes whose parent is this process, with those that have ended and were not reaped."""
     found = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -112,7 +120,7 @@ def _num_processes_of(parent: int) -> int:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             continue
-        found += int(fields[1]) == parent
+        found += int(fields[1]) == os.getpid()
     return found
 
 
