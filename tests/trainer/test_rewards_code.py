@@ -226,10 +226,17 @@ def test_a_response_does_not_change_the_next_one(scorer: Scorer) -> None:
     scored(scorer, spoil, SUM)
     look = "import os\nprint(os.listdir('.'), os.getcwd() == '/')"
     assert scored(scorer, look, {"inputs": [""], "outputs": ["[] False"]}).score == 1.0
-    # The same program gives the same output every time.
-    drawn = [scored(scorer, "import random\nprint(random.random(), hash('a'))", {"inputs": [""], "outputs": ["1"]})]
-    assert drawn[0].score == 0.0
     assert scored(scorer, SUM_CODE, SUM).score == 1.0
+
+
+def test_the_same_code_gives_the_same_output() -> None:
+    code = "import random\nprint(random.random(), hash('a'), {'a', 'b', 'c', 'd'})"
+    # Two programs of one sandbox, and one of another one.
+    first, limits = Sandbox(256 << 20), ProgramLimits(10.0, 1000)
+    runs = [each.run(Mode.SCRIPT, {"code": code}, b"", limits) for each in (first, first, Sandbox(256 << 20))]
+    assert runs[0].failure == ""
+    assert runs[0].output.count(b"'") == 8
+    assert runs[1:] == [runs[0], runs[0]]
 
 
 @pytest.mark.parametrize(
