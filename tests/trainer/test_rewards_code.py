@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.v1alpha1.reward import CodeReward, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.rewards.base import RewardRequest, RewardStatus, Scored, Scorer
 from rljob_trainer.rewards.code import TRIAL, CodeScorer, find_code
 from rljob_trainer.rewards.code_comparison import is_expected_output, is_expected_value
 from rljob_trainer.rewards.code_tests import OutputTest, StatementTest, largest, parse_tests
+from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.sandbox.confinement import SECONDS_TO_SIGKILL
@@ -34,6 +36,7 @@ from rljob_trainer.sandbox.sandbox import (
     failure_of,
 )
 from rljob_trainer.sandbox.watching import Process
+from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
 
 SPEC = CodeScorer(
     "spec.training.rewards[0].type (reward score)",
@@ -443,6 +446,20 @@ def program_of(scoring_processes: Callable[[], Sequence[int]], seen: set[int]) -
                             seen.add(program)
                             return program
         time.sleep(0.01)
+
+
+def test_the_limit_of_the_pool_leaves_code_time_to_wait_for_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(
+        "rljob_trainer.workers.reward.ScorerPool", lambda *_, timeout_seconds, **__: limits.append(timeout_seconds)
+    )
+    reward = Reward(name="score", type=RewardType.CODE, code=CodeReward(), timeout_seconds=30.0)
+    settings = RewardSettings((), (), 8, tmp_path, {})
+    for scorer in (SPEC, FormatScorer(".*", "")):
+        settings.start_pool(ScorerSettings(reward, "", scorer, 1), 1, 0)
+    assert limits == [360.0, 30.0]
 
 
 def test_a_machine_without_seccomp_refuses_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,8 @@ FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
 """The line before or after a block: its indentation, the fence, and the name of a language."""
 MAX_OUTPUT_BYTES = 1 << 20
 """What a program may write beyond twice the length of the expected output."""
-POOL_SECONDS = 60.0
-"""The pool kills a scoring process this long after the time limit of a response: it is the sandbox that ends slow
-code, so a scoring process that takes longer has failed itself."""
+POOL_FACTOR, POOL_SECONDS = 10.0, 60.0
+"""See `pool_seconds`."""
 
 TRIAL_FAILURE = "a forbidden system call succeeded"
 TRIAL = f"""
@@ -123,6 +122,12 @@ class CodeScorer:
             if not self.is_fraction:
                 return Scored(0.0, f"failed test {number} of {len(tests)}: {failure}")
         return Scored(num_passed / len(tests), f"passed {num_passed} of {len(tests)} tests{first_failure}")
+
+
+def pool_seconds(response_seconds: float) -> float:
+    """The time limit of the pool for one response. It ends only a scoring process that hangs: it is the sandbox that
+    ends slow code. Unlike the sandbox's limit, it also counts the time in which the code waits for a core."""
+    return POOL_FACTOR * response_seconds + POOL_SECONDS
 
 
 def run_test(sandbox: Sandbox, code: str, test: CodeTest, seconds: float) -> str:
