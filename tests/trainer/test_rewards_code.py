@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import resource
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from rljob_api.v1alpha1.reward import CodeReward, Reward, RewardType
-from rljob_trainer.errors import ConfigurationError, ResourceError
-from rljob_trainer.rewards.base import RewardRequest, RewardStatus, Scored, Scorer
-from rljob_trainer.rewards.code import TRIAL, CodeScorer, find_code
+from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
+from rljob_trainer.rewards.code import CodeScorer, find_code
 from rljob_trainer.rewards.code_comparison import is_expected_output, is_expected_value
 from rljob_trainer.rewards.code_tests import OutputTest, StatementTest, largest, parse_tests
-from rljob_trainer.rewards.format import FormatScorer
-from rljob_trainer.rewards.process_pool import ScorerPool
-from rljob_trainer.rewards.scorer_environment import scorer_environment
-from rljob_trainer.sandbox.confinement import SECONDS_TO_SIGKILL
 from rljob_trainer.sandbox.programs import Mode
-from rljob_trainer.sandbox.sandbox import (
-    ProgramLimits,
-    Sandbox,
-    SandboxError,
-    SandboxKilledError,
-    SandboxUnavailableError,
-    failure_of,
-)
-from rljob_trainer.sandbox.watching import Process
-from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
+from rljob_trainer.sandbox.sandbox import ProgramLimits, Sandbox
 
 SPEC = CodeScorer(
     "spec.training.rewards[0].type (reward score)",
@@ -177,19 +154,6 @@ def add(a, b): return Equal(9)
     "exits early": "import os\nos._exit(0)",
     "exits in the call": "import os\ndef add(a, b): os._exit(0)",
     "exits as Python does": "def add(a, b): raise SystemExit(0)",
-    "closes the connection": """
-import os, threading, time
-def add(a, b):
-    os.closerange(3, 100)
-    time.sleep(100)
-""",
-    "closes the connection and ends its first thread": """
-import ctypes, os, threading, time
-threading.Thread(target=time.sleep, args=(100,)).start()
-def add(a, b):
-    os.closerange(0, 100)
-    ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
-""",
     "changes builtins": """
 import builtins, json, sys
 json.dumps = lambda *a, **k: '3'
@@ -287,24 +251,6 @@ def test_tests_that_cannot_be_used_are_explained(scorer: Scorer, answer: object,
     assert reason in str(caught.value)
 
 
-def test_a_test_that_passes_a_function_to_the_code_is_an_error_and_not_a_score(scorer: Scorer) -> None:
-    with pytest.raises(ValueError, match="type function to the code; use plain data"):
-        scored(scorer, "def add(a, b): return a(b)", ["assert add(lambda x: x, 2) == 2"])
-
-
-@pytest.mark.parametrize("error", ["SyntaxError", "ValueError", "MemoryError", "UnsupportedTest", "SystemExit"])
-def test_what_the_code_raises_is_never_an_error_of_the_row(scorer: Scorer, error: str) -> None:
-    code = f"class UnsupportedTest(BaseException): pass\ndef add(a, b): raise {error}('of the code')"
-    found = scored(scorer, code, ["assert add(1, 2) == 3"])
-    assert found.score == 0.0
-    assert "of the code" in found.found
-
-
-def test_a_statement_that_cannot_be_compiled_is_an_error_of_the_row(scorer: Scorer) -> None:
-    with pytest.raises(ValueError, match="a test of the row cannot be used: SyntaxError: 'return' outside function"):
-        scored(scorer, "def add(a, b): return 3", ["assert add(1, 2) == 3\nreturn"])
-
-
 def test_the_largest_tests_are_used() -> None:
     tests = parse_tests({"inputs": ["1", "333", "22", "4"], "outputs": ["a", "b", "c", "d"]})
     assert largest(tests, 2) == [OutputTest("333", "b"), OutputTest("22", "c")]
@@ -350,187 +296,3 @@ def test_outputs_are_compared_by_lines_words_and_numbers(output: str, expected: 
 )
 def test_values_are_compared_as_json(result: str, expected: object, is_same: bool) -> None:
     assert is_expected_value(result.encode(), expected) is is_same
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[ScorerPool]:
-    with ScorerPool(
-        replace(SPEC, test_seconds=60.0, response_seconds=60.0),
-        name="score",
-        num_processes=1,
-        timeout_seconds=120,
-        log_folder=tmp_path,
-        environment=scorer_environment(os.environ, []),
-    ) as pool:
-        pool.wait_until_ready()
-        yield pool
-
-
-def test_a_killed_sandbox_is_a_failure_of_the_machine_and_not_a_score(pool: ScorerPool, tmp_path: Path) -> None:
-    request = RewardRequest("", f"```python\n{SUM_CODE}\n```", SUM, {})
-    assert pool.submit([request]).result()[0].score == 1.0
-    assert "sandbox: seccomp" in (tmp_path / "reward-score-0.log").read_text()
-    # The kernel ends the largest process if memory runs out; here the zygote is ended, in both attempts.
-    (first,) = pool.process_ids()
-    os.kill(zygote_of(first), signal.SIGKILL)
-    (outcome,) = pool.submit([request]).result()
-    assert (outcome.status, outcome.score) == (RewardStatus.OK, 1.0)
-    assert pool.process_ids() != [first]
-    endless = RewardRequest("", "```python\nopen('begun', 'w')\nwhile True: pass\n```", SUM, {})
-    future, seen = pool.submit([endless]), set[int]()
-    for _ in range(2):
-        os.kill(program_of(pool.process_ids, seen), signal.SIGKILL)
-    (outcome,) = future.result()
-    assert (outcome.status, outcome.score) == (RewardStatus.KILLED, None)
-
-
-def test_a_killed_process_of_the_code_is_no_failure_of_the_statement() -> None:
-    sandbox, code = Sandbox(256 << 20), "def add(a, b):\n    open('begun', 'w')\n    while True: pass"
-    with ThreadPoolExecutor() as threads:
-        run = threads.submit(sandbox.run_statement, code, ADD[0], ProgramLimits(60.0, 1000))
-        os.kill(program_of(lambda: [os.getpid()], set()), signal.SIGKILL)
-        with pytest.raises(SandboxKilledError):
-            run.result()
-
-
-def test_a_process_that_was_killed_from_outside_is_not_killed_again() -> None:
-    ended = subprocess.Popen(["sleep", "100"])
-    running = subprocess.Popen(["sleep", "100"])
-    ended.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-    processes = [Process(each.pid, os.pidfd_open(each.pid), None, []) for each in (ended, running)]
-    for process in processes:
-        process.kill()
-        os.close(process.pidfd)
-    assert [each.was_killed for each in processes] == [False, True]
-    assert [ended.wait(), running.wait()] == [-signal.SIGKILL, -signal.SIGKILL]
-
-
-def test_sigkill_before_the_hard_limit_of_cpu_time_is_not_the_codes_fault() -> None:
-    process = Process(1, -1, None, [])
-    limits = ProgramLimits(2.0, 1000)
-    hard_limit = limits.cpu_seconds + SECONDS_TO_SIGKILL
-    # The kernel sends SIGKILL at the hard limit, and reports a little less.
-    for seconds in (hard_limit, hard_limit - 2e-6):
-        ending = {"status": signal.SIGKILL, "cpu_seconds": seconds}
-        assert failure_of(process, ending, limits) == "used too much processor time"
-    with pytest.raises(SandboxKilledError):
-        failure_of(process, {"status": signal.SIGKILL, "cpu_seconds": hard_limit - 1}, limits)
-
-
-def children_of(parent: int) -> list[int]:
-    found = []
-    for each in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(each))
-    return found
-
-
-def zygote_of(scoring_process: int) -> int:
-    (found,) = children_of(scoring_process)
-    return found
-
-
-def program_of(scoring_processes: Callable[[], Sequence[int]], seen: set[int]) -> int:
-    """The process of the program that runs now, as soon as it has created its file `begun`. Not one of `seen`."""
-    while True:
-        for process in scoring_processes():
-            for zygote in children_of(process):
-                for program in set(children_of(zygote)) - seen:
-                    with contextlib.suppress(OSError):
-                        if "begun" in os.listdir(f"/proc/{program}/cwd"):
-                            seen.add(program)
-                            return program
-        time.sleep(0.01)
-
-
-def test_the_limit_of_the_pool_leaves_code_time_to_wait_for_a_core(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits: list[float] = []
-    monkeypatch.setattr(
-        "rljob_trainer.workers.reward.ScorerPool", lambda *_, timeout_seconds, **__: limits.append(timeout_seconds)
-    )
-    reward = Reward(name="score", type=RewardType.CODE, code=CodeReward(), timeout_seconds=30.0)
-    settings = RewardSettings((), (), 8, tmp_path, {})
-    for scorer in (SPEC, FormatScorer(".*", "")):
-        settings.start_pool(ScorerSettings(reward, "", scorer, 1), 1, 0)
-    assert limits == [360.0, 30.0]
-
-
-def test_a_machine_without_seccomp_refuses_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: object) -> None:
-        raise SandboxUnavailableError("the kernel refuses seccomp (Invalid argument)")
-
-    monkeypatch.setattr("rljob_trainer.rewards.code.Sandbox", refuses)
-    with pytest.raises(ConfigurationError, match="cannot be confined on this machine: the kernel refuses seccomp"):
-        SPEC.load()
-
-
-def test_code_that_is_not_confined_refuses_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rljob_trainer.rewards.code.TRIAL", TRIAL.replace("os.fork", "os.getpid"))
-    with pytest.raises(ConfigurationError, match=r"cannot be confined .*: a forbidden system call succeeded"):
-        SPEC.load()
-
-
-def test_a_sandbox_that_cannot_start_is_a_failure_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with no_more_descriptors(), pytest.raises(ResourceError, match=r"the sandbox failed .* Too many open files"):
-        SPEC.load()
-    monkeypatch.setattr("rljob_trainer.rewards.code.TRIAL", "bytearray(1 << 30)")
-    with pytest.raises(ResourceError, match=r"the sandbox failed .* MemoryError; .* increase code\.memory"):
-        SPEC.load()
-    monkeypatch.setattr("sys.executable", "/none/python")
-    with pytest.raises(ResourceError, match=r"the sandbox failed .* No such file"):
-        SPEC.load()
-
-
-def test_a_pool_that_cannot_start_its_processes_is_a_failure_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.executable", "/none/python")
-    with (
-        ScorerPool(SPEC, name="score", num_processes=1, timeout_seconds=9, log_folder=tmp_path, environment={}) as pool,
-        pytest.raises(ResourceError, match=r"a scoring process could not be started: .* No such file"),
-    ):
-        pool.wait_until_ready()
-
-
-def test_errors_of_the_scoring_process_are_not_failures_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox, limits = Sandbox(256 << 20), ProgramLimits(10.0, 1000)
-    runs = (
-        lambda: sandbox.run(Mode.SCRIPT, {"code": "print(1)"}, b"", limits),
-        lambda: sandbox.run_statement("def add(a, b): return 3", ADD[0], limits),
-    )
-    for run in runs:
-        # Of the descriptors that a run needs, some or all are missing.
-        for num_left in range(12):
-            with no_more_descriptors(num_left), contextlib.suppress(SandboxError):
-                assert run().failure == ""
-        with no_more_descriptors(), pytest.raises(SandboxError, match="Too many open files"):
-            run()
-    monkeypatch.setattr("tempfile.tempdir", "/none")
-    for run in runs:
-        with pytest.raises(SandboxError, match="No such file"):
-            run()
-    monkeypatch.undo()
-    assert [run().failure for run in runs] == ["", ""]
-
-
-@contextlib.contextmanager
-def no_more_descriptors(num_left: int = 0) -> Iterator[None]:
-    """This process can open only `num_left` more files."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    probes = [os.open("/dev/null", os.O_RDONLY)]
-    while len(probes) <= num_left:
-        probes.append(os.open("/dev/null", os.O_RDONLY))
-    for probe in probes:
-        os.close(probe)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(probes), limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

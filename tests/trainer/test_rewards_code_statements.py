@@ -176,3 +176,45 @@ def test_an_object_forges_no_result_and_gets_no_expected_value(scorer: Scorer, s
 )
 def test_a_statement_uses_standard_modules_without_an_import(scorer: Scorer, code: str, statement: str) -> None:
     assert scored(scorer, code, [statement]) == Scored(1.0, "passed 1 of 1 tests")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        """
+import os, time
+def add(a, b):
+    os.closerange(3, 100)
+    time.sleep(100)
+""",
+        """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(100,)).start()
+def add(a, b):
+    os.closerange(0, 100)
+    ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+""",
+    ],
+    ids=["and sleeps", "and ends its first thread"],
+)
+def test_code_that_closes_the_connection_fails(scorer: Scorer, code: str) -> None:
+    found = scored(scorer, code, ["assert add(1, 2) == 3"])
+    assert found == Scored(0.0, "passed 0 of 1 tests; test 1: RuntimeError: the code ended its process")
+
+
+def test_a_test_that_passes_a_function_to_the_code_is_an_error_and_not_a_score(scorer: Scorer) -> None:
+    with pytest.raises(ValueError, match="type function to the code; use plain data"):
+        scored(scorer, "def add(a, b): return a(b)", ["assert add(lambda x: x, 2) == 2"])
+
+
+@pytest.mark.parametrize("error", ["SyntaxError", "ValueError", "MemoryError", "UnsupportedTest", "SystemExit"])
+def test_what_the_code_raises_is_never_an_error_of_the_row(scorer: Scorer, error: str) -> None:
+    code = f"class UnsupportedTest(BaseException): pass\ndef add(a, b): raise {error}('of the code')"
+    found = scored(scorer, code, ["assert add(1, 2) == 3"])
+    assert found.score == 0.0
+    assert "of the code" in found.found
+
+
+def test_a_statement_that_cannot_be_compiled_is_an_error_of_the_row(scorer: Scorer) -> None:
+    with pytest.raises(ValueError, match="a test of the row cannot be used: SyntaxError: 'return' outside function"):
+        scored(scorer, "def add(a, b): return 3", ["assert add(1, 2) == 3\nreturn"])
