@@ -28,7 +28,7 @@ from rljob_trainer.sandbox.sandbox import (
 FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
 """The line before or after a block: its indentation, the fence, and the name of a language."""
 MAX_OUTPUT_BYTES = 1 << 20
-"""What a program may write beyond twice the length of the expected output."""
+"""A program may write this much plus twice the length of the expected output."""
 POOL_FACTOR, POOL_SECONDS = 10.0, 60.0
 """See `pool_seconds`."""
 
@@ -50,8 +50,8 @@ print("confined")
 class CodeScorer:
     """The fraction of the row's tests that the code in the last fenced block of a response passes.
 
-    Each test runs in a process of its own. The score says nothing if the sandbox fails: then this process ends, and the
-    pool tries the response again in another one.
+    Each test runs in a process of its own. If the sandbox fails, this process ends, and the pool scores the response
+    again in another one.
     """
 
     where: str
@@ -64,7 +64,7 @@ class CodeScorer:
     name: str = "Code"
 
     def load(self) -> Scorer:
-        """Starts the sandbox and tries it. Raises ConfigurationError if this machine cannot confine code, and
+        """Starts the sandbox and tests it. Raises ConfigurationError if this machine cannot confine code, and
         ResourceError if the sandbox failed in another way, such as for lack of memory."""
         try:
             sandbox = Sandbox(self.memory_bytes)
@@ -97,8 +97,8 @@ class CodeScorer:
 
     def _cannot_confine(self, reason: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{self.where}: the code of responses cannot be confined on this machine: {reason}; run the job on "
-            "Linux with seccomp, in a container whose seccomp profile allows it (such as RuntimeDefault)"
+            f"{self.where}: the code of responses cannot be confined on this machine: {reason} (the sandbox needs "
+            "Linux with seccomp, in a container whose seccomp profile allows it, such as RuntimeDefault)"
         )
 
     def _has_failed(self, reason: str) -> ResourceError:
@@ -188,7 +188,7 @@ def _statement_failure(failure: str, result: bytes) -> str:
 
 def _end_process(error: SandboxError) -> NoReturn:
     """Ends this scoring process, because its sandbox has failed. The pool then scores the response again in another
-    process; after SIGKILL it treats the end as a lack of memory, which no policy turns into a score."""
+    process. After SIGKILL it reports that memory ran out, which no policy turns into a score."""
     print(f"sandbox: {error}", flush=True)
     if isinstance(error, SandboxKilledError):
         os.kill(os.getpid(), signal.SIGKILL)

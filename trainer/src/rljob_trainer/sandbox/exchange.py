@@ -20,7 +20,7 @@ from typing import BinaryIO, NoReturn
 from rljob_trainer.sandbox.plain_data import decode, encode, is_array
 
 MAX_ITEMS = 100_000
-"""The most items that the statement gets when it iterates over a value of another kind, such as a generator."""
+"""The maximum number of items when the statement iterates over a value of another kind, such as a generator."""
 
 
 class UnsupportedTest(Exception):
@@ -52,7 +52,7 @@ which a result is compared, so an operator such as `-` is missing: in `abs(f(1) 
 
 
 def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answers the requests of the statement's process, in the process of the code."""
+    """The server, in the process of the code: replies to the requests of the statement's process."""
     kept: list[object] = []
     numbers: dict[int, int] = {}
     """The numbers of the kept values, by their `id`."""
@@ -81,7 +81,7 @@ def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO
 
 
 class Connection:
-    """The statement's side: sends requests to the process of the code."""
+    """The client, in the process of the assert statement: sends requests to the process of the code."""
 
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
         self._requests = requests
@@ -91,7 +91,8 @@ class Connection:
     def request(
         self, operation: str, arguments: Sequence[object], keywords: Mapping[str, object] | None = None
     ) -> object:
-        """What the code returns. Raises the builtin exception with the name of what the code raised, or Exception."""
+        """Returns the value that the code returns. If the code raises an exception, raises the builtin exception of the
+        same name, or Exception if there is none."""
         message = {
             "operation": operation,
             "arguments": [encode(each, _number_of) for each in arguments],
@@ -115,7 +116,7 @@ class Connection:
         return self._remotes.setdefault(number, Remote(self, number))
 
     def _update(self, argument: object, changed: object) -> None:
-        """Changes a list, dictionary, set or array that the code has changed."""
+        """Applies the change that the code has made to a list, dictionary, set or array."""
         is_changeable = isinstance(argument, list | deque | dict | set) or is_array(argument)
         if not is_changeable or encode(argument, _number_of) == changed:
             return
@@ -211,7 +212,8 @@ class Remote:
 
 
 class Names(dict[str, object]):
-    """The global names of a statement. A name that it does not define is one of `modules`, a builtin, or the code's."""
+    """The global names of a statement. A name that the statement does not define, and that is neither one of `modules`
+    nor a builtin, is looked up in the process of the code."""
 
     def __init__(self, connection: Connection, modules: Mapping[str, ModuleType]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Runs programs in the sandbox, from a scoring process: starts the zygote, and gives it programs.
 
-A failure of a program is a `Run`. `SandboxError` means that the sandbox itself failed, which says nothing about the
-program.
+`Run.failure` says why a program failed. `SandboxError` means that the sandbox itself failed, which says nothing about
+the program.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ROUNDING_SECONDS = 0.01
 """How much less CPU time than the limit the kernel may report of a process that has reached it."""
 OUTPUT, ERRORS, CHANNEL = 0, 1, 2
 """Indices in `Process.streams`."""
+KILLED = "was killed by SIGKILL, probably because the machine is out of memory; reduce numProcesses or code.memory"
+"""The end of a message, after the name of the process."""
 
 
 class SandboxError(Exception):
@@ -173,10 +175,10 @@ class Sandbox:
         process = Process(reply["pid"], pidfd, folder, streams)
         if not os.read(confined, 1):
             text = os.read(errors, MAX_MESSAGE_BYTES).decode(errors="replace")
-            status = self._reap(process)["status"]
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-                raise SandboxKilledError("a process was killed before the program ran")
-            raise SandboxError(f"a process could not be confined: {text or f'wait status {status}'}")
+            exit_code = os.waitstatus_to_exitcode(self._reap(process)["status"])
+            if exit_code == -signal.SIGKILL:
+                raise SandboxKilledError(f"a process of the sandbox {KILLED}")
+            raise SandboxError(f"a process could not be confined: {text or f'it {_described(exit_code)}'}")
         return process
 
     def _finish(self, processes: Sequence[Process], limits: ProgramLimits) -> list[str]:
@@ -212,9 +214,10 @@ class Sandbox:
         return reply, descriptors
 
     def _ended(self) -> SandboxError:
-        status = self._zygote.wait()
-        kind = SandboxKilledError if status == -signal.SIGKILL else SandboxError
-        return kind(f"the process that starts programs has ended (status {status})")
+        exit_code = self._zygote.wait()
+        if exit_code == -signal.SIGKILL:
+            return SandboxKilledError(f"the sandbox's parent process (zygote) {KILLED}")
+        return SandboxError(f"the sandbox's parent process (zygote) {_described(exit_code)}")
 
 
 @contextlib.contextmanager
@@ -235,18 +238,24 @@ def _folder() -> Iterator[Path]:
 
 def failure_of(process: Process, ending: Mapping[str, Any], limits: ProgramLimits) -> str:
     """Why a process failed, by its wait status and standard error; empty if it did not. Raises SandboxKilledError."""
-    status = ending["status"]
-    if not os.WIFSIGNALED(status):
-        code = os.waitstatus_to_exitcode(status)
+    code = os.waitstatus_to_exitcode(ending["status"])
+    if code >= 0:
         lines = bytes(process.streams[ERRORS].data).decode(errors="replace").strip().splitlines()
         return "" if code == 0 else lines[-1][:MAX_LINE_CHARACTERS] if lines else f"exit code {code}"
-    number = os.WTERMSIG(status)
+    number = -code
     is_at_hard_limit = ending["cpu_seconds"] > limits.cpu_seconds + SECONDS_TO_SIGKILL - ROUNDING_SECONDS
     if number == signal.SIGXCPU or (number == signal.SIGKILL and is_at_hard_limit):
         return "used too much processor time"
     if number == signal.SIGKILL and not process.was_killed:
-        raise SandboxKilledError("a process was killed while it ran a program")
-    return f"ended by signal {signal.Signals(number).name}"
+        raise SandboxKilledError(f"a process that ran a program {KILLED}")
+    return _described(code)
+
+
+def _described(exit_code: int) -> str:
+    """How a process ended; a negative number is a signal, as in `os.waitstatus_to_exitcode`."""
+    return (
+        f"ended by signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    )
 
 
 class Descriptors:
