@@ -33,6 +33,12 @@ def scorer() -> Scorer:
     return SPEC.load()
 
 
+@pytest.fixture(scope="module")
+def strict_scorer() -> Scorer:
+    """Its score is 1 if all tests pass, and a test may take 0.3 s."""
+    return replace(SPEC, test_seconds=0.3, is_fraction=False).load()
+
+
 def scored(scorer: Scorer, code: str, answer: object) -> Scored:
     value = scorer(RewardRequest("", f"So:\n```python\n{code}\n```\n", answer, {}))
     assert isinstance(value, Scored)
@@ -113,8 +119,8 @@ def test_the_forms_of_tests(scorer: Scorer, code: str, answer: object, score: fl
         ("import os; os.abort()", "ended by signal SIGABRT"),
     ],
 )
-def test_a_failed_test_says_why(code: str, failure: str) -> None:
-    found = scored(replace(SPEC, test_seconds=0.3, is_fraction=False).load(), code, SUM)
+def test_a_failed_test_says_why(strict_scorer: Scorer, code: str, failure: str) -> None:
+    found = scored(strict_scorer, code, SUM)
     assert found == Scored(0.0, f"failed test 1 of 2: {failure}")
 
 
