@@ -33,6 +33,7 @@ def test_every_attack_is_stopped_in_a_restricted_pod(kubectl: Kubectl, progress:
         assert phase == "Succeeded", log
         found = json.loads(log.splitlines()[-1])
         assert {name: each for name, each in found["seen"].items() if not each["is_stopped"]} == {}
+        assert found["is_target_unharmed"]
         assert (found["uid"], found["after"], found["num_left"]) == (USER, ["", "fine\n"], 0)
     finally:
         kubectl("delete", "pod", NAME, "--wait=false")

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.rewards.base import RewardRequest, RewardStatus, Scored, Scorer
+from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
 from rljob_trainer.rewards.code import CodeScorer, find_code
 from rljob_trainer.rewards.code_comparison import is_expected_output, is_expected_value
 from rljob_trainer.rewards.code_tests import OutputTest, StatementTest, largest, parse_tests
-from rljob_trainer.rewards.process_pool import ScorerPool
-from rljob_trainer.rewards.scorer_environment import scorer_environment
+from rljob_trainer.sandbox.programs import Mode
+from rljob_trainer.sandbox.sandbox import ProgramLimits, Sandbox
 
 SPEC = CodeScorer(
     "spec.training.rewards[0].type (reward score)",
@@ -37,6 +31,12 @@ ADD = ["assert add(1, 2) == 3", "assert add(3, 4) == 7"]
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
     return SPEC.load()
+
+
+@pytest.fixture(scope="module")
+def strict_scorer() -> Scorer:
+    """Its score is 1 if all tests pass, and a test may take 0.3 s."""
+    return replace(SPEC, test_seconds=0.3, is_fraction=False).load()
 
 
 def scored(scorer: Scorer, code: str, answer: object) -> Scored:
@@ -58,6 +58,12 @@ def scored(scorer: Scorer, code: str, answer: object) -> Scored:
         (
             "import threading\nthreading.Thread(target=print, args=(1,)).start()",
             {"inputs": [""], "outputs": ["1"]},
+            1.0,
+        ),
+        # As programs with deep recursion do.
+        (
+            "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 26, -1))\n" + SUM_CODE,
+            SUM,
             1.0,
         ),
         ("import numpy\nprint(numpy.arange(3).sum())", {"inputs": [""], "outputs": ["3"]}, 1.0),
@@ -106,14 +112,15 @@ def test_the_forms_of_tests(scorer: Scorer, code: str, answer: object, score: fl
         ("print(3", "SyntaxError: '(' was never closed"),
         ("raise ValueError('no')", "ValueError: no"),
         ("import sys; print(3); sys.exit(2)", "exit code 2"),
+        ("import sys; sys.exit('no solution')", "no solution"),
         ("print(4)", "wrong output"),
         ("while True: pass", "ran longer than 0.3 s"),
         ("x = 'x' * (1 << 30)", "MemoryError"),
         ("import os; os.abort()", "ended by signal SIGABRT"),
     ],
 )
-def test_a_failed_test_says_why(code: str, failure: str) -> None:
-    found = scored(replace(SPEC, test_seconds=0.3, is_fraction=False).load(), code, SUM)
+def test_a_failed_test_says_why(strict_scorer: Scorer, code: str, failure: str) -> None:
+    found = scored(strict_scorer, code, SUM)
     assert found == Scored(0.0, f"failed test 1 of 2: {failure}")
 
 
@@ -192,10 +199,17 @@ def test_a_response_does_not_change_the_next_one(scorer: Scorer) -> None:
     scored(scorer, spoil, SUM)
     look = "import os\nprint(os.listdir('.'), os.getcwd() == '/')"
     assert scored(scorer, look, {"inputs": [""], "outputs": ["[] False"]}).score == 1.0
-    # The same program gives the same output every time.
-    drawn = [scored(scorer, "import random\nprint(random.random(), hash('a'))", {"inputs": [""], "outputs": ["1"]})]
-    assert drawn[0].score == 0.0
     assert scored(scorer, SUM_CODE, SUM).score == 1.0
+
+
+def test_the_same_code_gives_the_same_output() -> None:
+    code = "import random\nprint(random.random(), hash('a'), {'a', 'b', 'c', 'd'})"
+    # Two programs of one sandbox, and one of another one.
+    first, limits = Sandbox(256 << 20), ProgramLimits(10.0, 1000)
+    runs = [each.run(Mode.SCRIPT, {"code": code}, b"", limits) for each in (first, first, Sandbox(256 << 20))]
+    assert runs[0].failure == ""
+    assert runs[0].output.count(b"'") == 8
+    assert runs[1:] == [runs[0], runs[0]]
 
 
 @pytest.mark.parametrize(
@@ -243,11 +257,6 @@ def test_tests_that_cannot_be_used_are_explained(scorer: Scorer, answer: object,
     assert reason in str(caught.value)
 
 
-def test_a_test_that_passes_a_function_to_the_code_is_an_error_and_not_a_score(scorer: Scorer) -> None:
-    with pytest.raises(ValueError, match="type function to the code; use plain data"):
-        scored(scorer, "def add(a, b): return a(b)", ["assert add(lambda x: x, 2) == 2"])
-
-
 def test_the_largest_tests_are_used() -> None:
     tests = parse_tests({"inputs": ["1", "333", "22", "4"], "outputs": ["a", "b", "c", "d"]})
     assert largest(tests, 2) == [OutputTest("333", "b"), OutputTest("22", "c")]
@@ -293,78 +302,3 @@ def test_outputs_are_compared_by_lines_words_and_numbers(output: str, expected: 
 )
 def test_values_are_compared_as_json(result: str, expected: object, is_same: bool) -> None:
     assert is_expected_value(result.encode(), expected) is is_same
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[ScorerPool]:
-    with ScorerPool(
-        replace(SPEC, test_seconds=60.0, response_seconds=60.0),
-        name="score",
-        num_processes=1,
-        timeout_seconds=120,
-        log_folder=tmp_path,
-        environment=scorer_environment(os.environ, []),
-    ) as pool:
-        pool.wait_until_ready()
-        yield pool
-
-
-def test_a_killed_sandbox_is_a_failure_of_the_machine_and_not_a_score(pool: ScorerPool, tmp_path: Path) -> None:
-    request = RewardRequest("", f"```python\n{SUM_CODE}\n```", SUM, {})
-    assert pool.submit([request]).result()[0].score == 1.0
-    assert "sandbox: seccomp" in (tmp_path / "reward-score-0.log").read_text()
-    # The kernel ends the largest process if memory runs out; here the zygote is ended, in both attempts.
-    (first,) = pool.process_ids()
-    os.kill(zygote_of(first), signal.SIGKILL)
-    (outcome,) = pool.submit([request]).result()
-    assert (outcome.status, outcome.score) == (RewardStatus.OK, 1.0)
-    assert pool.process_ids() != [first]
-    log = (tmp_path / "reward-score-0.log").read_text()
-    assert "the sandbox's parent process (zygote) was killed by SIGKILL, probably because the machine is out of" in log
-    endless = RewardRequest("", "```python\nopen('begun', 'w')\nwhile True: pass\n```", SUM, {})
-    future, seen = pool.submit([endless]), set[int]()
-    for _ in range(2):
-        os.kill(program_of(pool, seen), signal.SIGKILL)
-    (outcome,) = future.result()
-    assert (outcome.status, outcome.score) == (RewardStatus.KILLED, None)
-
-
-def children_of(parent: int) -> list[int]:
-    found = []
-    for each in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(each))
-    return found
-
-
-def zygote_of(scoring_process: int) -> int:
-    (found,) = children_of(scoring_process)
-    return found
-
-
-def program_of(pool: ScorerPool, seen: set[int]) -> int:
-    """The process of the program that runs now, as soon as it has created its file `begun`. Not one of `seen`."""
-    while True:
-        for process in pool.process_ids():
-            for zygote in children_of(process):
-                for program in set(children_of(zygote)) - seen:
-                    with contextlib.suppress(OSError):
-                        if "begun" in os.listdir(f"/proc/{program}/cwd"):
-                            seen.add(program)
-                            return program
-        time.sleep(0.01)
-
-
-def test_a_machine_without_seccomp_refuses_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: object) -> None:
-        from rljob_trainer.sandbox.sandbox import SandboxError
-
-        raise SandboxError("the kernel refuses seccomp (Invalid argument)")
-
-    monkeypatch.setattr("rljob_trainer.rewards.code.Sandbox", refuses)
-    with pytest.raises(ConfigurationError, match="cannot be confined on this machine: the kernel refuses seccomp"):
-        SPEC.load()

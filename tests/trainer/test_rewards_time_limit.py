@@ -16,14 +16,18 @@ from typing import Any
 
 import pytest
 
+from rljob_api.v1alpha1.reward import CodeReward, Reward, RewardType
 from rljob_trainer.processes.child_process import CoreUse
 from rljob_trainer.rewards import pool_slots, process_pool
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
+from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.pool_slots import QueuedCall
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.rewards.scoring_child import ScoringChild
+from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
 
 REWARD = """
 import time
@@ -198,3 +202,18 @@ def wait_until(reached: Callable[[], bool]) -> None:
     while not reached():
         assert time.monotonic() < give_up_at
         time.sleep(0.01)
+
+
+def test_the_limit_of_the_pool_leaves_code_time_to_wait_for_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(
+        "rljob_trainer.workers.reward.ScorerPool", lambda *_, timeout_seconds, **__: limits.append(timeout_seconds)
+    )
+    reward = Reward(name="score", type=RewardType.CODE, code=CodeReward(), timeout_seconds=30.0)
+    settings = RewardSettings((), (), 8, tmp_path, {})
+    for scorer in (scorer_spec(reward, "rewards[0]", None), FormatScorer(".*", "")):
+        assert scorer is not None
+        settings.start_pool(ScorerSettings(reward, "", scorer, 1), 1, 0)
+    assert limits == [360.0, 30.0]

@@ -1,6 +1,6 @@
 """Code of a response that tries to escape from the sandbox or to do damage: each attempt is stopped, as root, as an
-ordinary user without capabilities, and on a kernel without Landlock. `rljob_testing.sandbox.attacks` has the attempts,
-and the end-to-end tests run them in a pod."""
+ordinary user without capabilities, and on kernels without Landlock or with an old one.
+`rljob_testing.sandbox.attacks` has the attempts, and the end-to-end tests run them in a pod."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import rljob_testing
 import rljob_trainer
 from rljob_testing.sandbox.attacks import ATTACKS, is_stopped
-from rljob_testing.sandbox.run_attacks import WITHOUT_LANDLOCK
+from rljob_testing.sandbox.run_attacks import OLD_ABI, OLD_LANDLOCK, WITHOUT_LANDLOCK
 from rljob_trainer.sandbox.landlock import available_abi
 
 NOBODY = 65534
@@ -25,6 +25,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "this user": (),
     "nobody": (),
     "nobody, without Landlock": (WITHOUT_LANDLOCK,),
+    "nobody, with Landlock as before 6.2": (OLD_LANDLOCK,),
 }
 SOURCES = os.pathsep.join(str(Path(str(each.__file__)).parents[1]) for each in (rljob_trainer, rljob_testing))
 
@@ -77,12 +78,29 @@ def test_every_attack_is_stopped_and_leaves_nothing(seen: Mapping[str, Any]) -> 
     assert len(seen["seen"]) == num_expected
     assert seen["after"] == ["", "fine\n"]
     assert seen["num_left"] == 0
+    assert seen["is_target_unharmed"]
+
+
+def test_a_program_that_is_left_is_found() -> None:
+    leave = """
+import os, subprocess
+from rljob_testing.sandbox.run_attacks import adopt_orphans, num_children
+adopt_orphans()
+child = int(subprocess.check_output(["sh", "-c", "sleep 100 >/dev/null & echo $!"]))
+print(num_children())
+os.kill(child, 9)
+os.waitpid(child, 0)
+print(num_children())
+"""
+    found = subprocess.run([sys.executable, "-c", leave], env={"PYTHONPATH": SOURCES}, capture_output=True, check=True)
+    assert found.stdout == b"1\n0\n"
 
 
 @pytest.mark.skipif(available_abi() == 0, reason="this kernel has no Landlock")
 def test_landlock_is_used_where_the_kernel_has_it(seen: Mapping[str, Any], request: pytest.FixtureRequest) -> None:
-    is_hidden = "without" in request.node.callspec.id
-    assert seen["layers"]["landlock_abi"] == (0 if is_hidden else available_abi())
+    arguments = RUNS[request.node.callspec.id]
+    expected = 0 if WITHOUT_LANDLOCK in arguments else OLD_ABI if OLD_LANDLOCK in arguments else available_abi()
+    assert seen["layers"]["landlock_abi"] == expected
 
 
 @pytest.mark.parametrize("name", ["environment variables", "open descriptors of the sandbox", "files of others"])

@@ -1,7 +1,8 @@
 """Attempts to escape from the sandbox of the reward Code, or to do damage from within.
 
-Each attempt is Python code that prints what happened; SCORER in it is the id of the scoring process. `is_stopped`
-decides by what it printed and by how the sandbox describes its end; an attempt that succeeds prints ESCAPED.
+Each attempt is Python code that prints what happened; SCORER in it is the id of the scoring process, and TARGET a file
+that all users can write. `is_stopped` decides by what it printed and by how the sandbox describes its end; an attempt
+that succeeds prints ESCAPED.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Attack:
     needs_landlock: bool = False
     """Whether only Landlock stops it."""
 
-    def code_against(self, scorer: int) -> str:
-        """The code, with the process id of the scoring process."""
-        return self.code.replace("SCORER", str(scorer))
+    def code_against(self, scorer: int, target: str = "/dev/full") -> str:
+        """The code, with the process id of the scoring process, and a file that all users can write."""
+        return self.code.replace("SCORER", str(scorer)).replace("TARGET", repr(target))
 
 
 _TRY = """
@@ -43,7 +44,7 @@ def attempt(what, act):
 def call(number, *arguments):
     return lambda: libc.syscall(ctypes.c_long(number), *[
         ctypes.c_long(each) if isinstance(each, int) else each for each in arguments])
-parent, scorer = os.getppid(), SCORER
+parent, scorer, target = os.getppid(), SCORER, TARGET
 arm = os.uname().machine == "aarch64"
 """
 
@@ -116,6 +117,13 @@ ATTACKS: Mapping[str, Attack] = {
         "-1 if libc.prctl(1, 0, 0, 0, 0) else 0",
         "os.kill(os.getpid(), 9)",
     ),
+    "prlimit of itself": _refused(
+        # SIGKILL at a limit would look like a lack of memory.
+        "__import__('resource').prlimit(0, 0, (1, 1))",
+        "__import__('resource').prlimit(os.getpid(), 0, (1, 1))",
+        "__import__('resource').prlimit(0, 15, (1, 1))",
+        "call(164 if arm else 160, 0, ctypes.create_string_buffer(bytes([1] + [0] * 7) * 2))()",
+    ),
     "read another process": _refused(
         "call(117 if arm else 101, 16, parent, None, None)()",
         "call(270 if arm else 310, parent, None, 0, None, 0, 0)()",
@@ -179,6 +187,17 @@ ATTACKS: Mapping[str, Attack] = {
         "import os\nfor path in ('/tmp/escaped', os.__file__, '/dev/shm/escaped'):\n    try:\n        open(path, 'a')\n"
         "        print('ESCAPED', path)\n    except PermissionError:\n        print('refused')",
         "refused\nrefused\nrefused\n",
+    ),
+    "truncate a file of others": _refused(
+        # Read-only and the access mode 3, with O_TRUNC; then the calls truncate and creat.
+        *("os.open(target, os.O_TRUNC)", "os.open(target, 3 | os.O_TRUNC)", "os.open(target, 3)"),
+        "call(56 if arm else 2, *((-100, target.encode()) if arm else (target.encode(),)), 3 | os.O_TRUNC)()",
+        *("os.truncate(target, 0)", "call(45 if arm else 85, target.encode(), 0)()"),
+    ),
+    "write a file of others": Attack(
+        _TRY + "\nfor flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_CREAT):\n"
+        "    attempt(flags, lambda: os.open(target, flags))\nprint('none')",
+        "none\n",
     ),
     "links and folders": _refused(
         *("os.symlink('/etc/passwd', 'a')", "os.link('/etc/passwd', 'a')", "os.mkdir('a')", "os.mkfifo('a')"),

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import sys
+import tempfile
 import time
 
 from rljob_testing.sandbox.attacks import ATTACKS, is_stopped
@@ -19,12 +20,37 @@ from rljob_trainer.sandbox.seccomp import install_program
 
 WITHOUT_LANDLOCK = "--without-landlock"
 """An argument: run as on a kernel without Landlock."""
+OLD_LANDLOCK = "--old-landlock"
+"""An argument: run as on a kernel before 6.2, whose Landlock does not restrict truncation."""
+OLD_ABI = 2
+PR_SET_CHILD_SUBREAPER = 36
+TARGET_TEXT = "the text of the target"
+_ZYGOTE_WITH_OLD_LANDLOCK = f"""#!{sys.executable} -P
+import runpy, sys
+from rljob_trainer.sandbox import landlock
+landlock.available_abi = lambda: {OLD_ABI}
+sys.argv = sys.argv[-2:]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
 
 
 def main() -> None:
     """Prints the object, and what is left."""
     if WITHOUT_LANDLOCK in sys.argv:
         hide_landlock()
+    with tempfile.TemporaryDirectory(prefix="rljob-attacks-") as folder:
+        os.chmod(folder, 0o777)
+        if OLD_LANDLOCK in sys.argv:
+            use_old_landlock(folder)
+        run_attacks(os.path.join(folder, "target"))
+
+
+def run_attacks(target: str) -> None:
+    """Runs them. `target`: a file that they try to change."""
+    adopt_orphans()
+    with open(target, "w") as file:
+        file.write(TARGET_TEXT)
+    os.chmod(target, 0o666)
     sandbox = Sandbox(256 << 20)
     if not sandbox.layers.landlock_abi:
         make_unreadable()
@@ -33,9 +59,8 @@ def main() -> None:
         if attack.needs_landlock and not sandbox.layers.landlock_abi:
             continue
         began = time.monotonic()
-        run = sandbox.run(
-            Mode.SCRIPT, {"code": attack.code_against(os.getpid())}, b"", ProgramLimits(attack.seconds, 1 << 20)
-        )
+        code = attack.code_against(os.getpid(), target)
+        run = sandbox.run(Mode.SCRIPT, {"code": code}, b"", ProgramLimits(attack.seconds, 1 << 20))
         output = run.output.decode(errors="replace")[:2000]
         seen[name] = {
             "is_stopped": is_stopped(attack, run.failure, output),
@@ -46,14 +71,17 @@ def main() -> None:
     # A program runs as ever after all of these.
     after = sandbox.run(Mode.SCRIPT, {"code": "print(input())"}, b"fine", ProgramLimits(10.0, 1000))
     sandbox.close()
+    with open(target) as file:
+        is_unharmed = file.read() == TARGET_TEXT
     print(
         json.dumps(
             {
                 "uid": os.getuid(),
                 "layers": vars(sandbox.layers),
                 "seen": seen,
+                "is_target_unharmed": is_unharmed,
                 "after": [after.failure, after.output.decode()],
-                "num_left": _num_processes_of(os.getpid()),
+                "num_left": num_children(),
             }
         )
     )
@@ -67,8 +95,24 @@ def hide_landlock() -> None:
     install_program(machine, [load_number, if_equal, (give, 0, 0, 0x50000 | errno.ENOSYS), (give, 0, 0, 0x7FFF0000)])
 
 
-def _num_processes_of(parent: int) -> int:
-    """The number of processes whose parent or session leader is this process."""
+def use_old_landlock(folder: str) -> None:
+    """Makes zygotes of this process use Landlock as on a kernel with OLD_ABI: they do not ask for the newer rights. A
+    program in `folder` starts them."""
+    program = os.path.join(folder, "python")
+    with open(program, "w") as file:
+        file.write(_ZYGOTE_WITH_OLD_LANDLOCK)
+    os.chmod(program, 0o755)
+    sys.executable = program
+
+
+def adopt_orphans() -> None:
+    """Makes programs that outlive the zygote children of this process, so that `num_children` counts them."""
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, *(ctypes.c_ulong(each) for each in (1, 0, 0, 0))):
+        raise OSError("prctl: the kernel refused PR_SET_CHILD_SUBREAPER")
+
+
+def num_children() -> int:
+    """The number of processes whose parent is this process, with those that have ended and were not reaped."""
     found = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -76,7 +120,7 @@ def _num_processes_of(parent: int) -> int:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             continue
-        found += int(fields[1]) == parent
+        found += int(fields[1]) == os.getpid()
     return found
 
 

@@ -10,22 +10,40 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
 from rljob_trainer.rewards.code_comparison import is_expected_output, is_expected_value
 from rljob_trainer.rewards.code_tests import CallTest, CodeTest, OutputTest, StatementTest, largest, parse_tests
 from rljob_trainer.rewards.final_message import SPECIAL_TOKEN, without_thinking
 from rljob_trainer.sandbox.confinement import make_unreadable
 from rljob_trainer.sandbox.programs import Mode
-from rljob_trainer.sandbox.sandbox import ProgramLimits, Sandbox, SandboxError, SandboxKilledError
+from rljob_trainer.sandbox.sandbox import (
+    ProgramLimits,
+    Sandbox,
+    SandboxError,
+    SandboxKilledError,
+    SandboxUnavailableError,
+)
 
 FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
 """The line before or after a block: its indentation, the fence, and the name of a language."""
 MAX_OUTPUT_BYTES = 1 << 20
 """A program may write this much plus twice the length of the expected output."""
-POOL_SECONDS = 60.0
-"""The pool kills a scoring process this long after the time limit of a response: the sandbox ends slow code, so a
-scoring process that takes longer has failed itself."""
+POOL_FACTOR, POOL_SECONDS = 10.0, 60.0
+"""See `pool_seconds`."""
+
+TRIAL_FAILURE = "a forbidden system call succeeded"
+TRIAL = f"""
+import os
+for attempt in (os.fork, lambda: os.kill(os.getppid(), 9), lambda: os.execv("/bin/true", ["true"])):
+    try:
+        attempt()
+    except PermissionError:
+        continue
+    raise SystemExit({TRIAL_FAILURE!r})
+print("confined")
+"""
+"""A program that must not be able to do what it attempts."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +64,21 @@ class CodeScorer:
     name: str = "Code"
 
     def load(self) -> Scorer:
-        """Starts the sandbox and tests it. Raises ConfigurationError if this machine cannot confine code."""
+        """Starts the sandbox and tests it. Raises ConfigurationError if this machine cannot confine code, and
+        ResourceError if the sandbox failed in another way, such as for lack of memory."""
         try:
             sandbox = Sandbox(self.memory_bytes)
-            trial = sandbox.run(Mode.SCRIPT, {"code": _TRIAL}, b"", ProgramLimits(60.0, MAX_OUTPUT_BYTES))
+            trial = sandbox.run(Mode.SCRIPT, {"code": TRIAL}, b"", ProgramLimits(60.0, MAX_OUTPUT_BYTES))
         except SandboxKilledError as error:
             _end_process(error)
+        except SandboxUnavailableError as error:
+            raise self._cannot_confine(str(error)) from error
         except SandboxError as error:
-            raise ConfigurationError(
-                f"{self.where}: the code of responses cannot be confined on this machine: {error} (the sandbox needs "
-                "Linux with seccomp, in a container whose seccomp profile allows it, such as RuntimeDefault)"
-            ) from error
+            raise self._has_failed(str(error)) from error
+        if TRIAL_FAILURE in trial.failure:
+            raise self._cannot_confine(trial.failure)
         if trial.failure or trial.output != b"confined\n":
-            raise ConfigurationError(
-                f"{self.where}: the sandbox does not work on this machine: {trial.failure or trial.output!r}; if it is "
-                "out of memory, increase code.memory"
-            )
+            raise self._has_failed(trial.failure or repr(trial.output))
         if not sandbox.layers.landlock_abi:
             make_unreadable()
         print(f"sandbox: {sandbox.layers.describe()}", flush=True)
@@ -77,6 +94,18 @@ class CodeScorer:
                 _end_process(error)
 
         return score
+
+    def _cannot_confine(self, reason: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.where}: the code of responses cannot be confined on this machine: {reason} (the sandbox needs "
+            "Linux with seccomp, in a container whose seccomp profile allows it, such as RuntimeDefault)"
+        )
+
+    def _has_failed(self, reason: str) -> ResourceError:
+        return ResourceError(
+            f"{self.where}: the sandbox failed on this machine: {reason}; check its memory, number of processes, open "
+            "files and the disk of temporary files; if the code of responses needs more memory, increase code.memory"
+        )
 
     def _score(self, sandbox: Sandbox, code: str, tests: list[CodeTest]) -> Scored:
         seconds_left, num_passed, first_failure = self.response_seconds, 0, ""
@@ -95,16 +124,10 @@ class CodeScorer:
         return Scored(num_passed / len(tests), f"passed {num_passed} of {len(tests)} tests{first_failure}")
 
 
-_TRIAL = """
-import os
-for attempt in (os.fork, lambda: os.kill(os.getppid(), 9), lambda: os.execv("/bin/true", ["true"])):
-    try:
-        attempt()
-    except PermissionError:
-        continue
-    raise SystemExit("a forbidden system call succeeded")
-print("confined")
-"""
+def pool_seconds(response_seconds: float) -> float:
+    """The time limit of the pool for one response. It ends only a scoring process that hangs: it is the sandbox that
+    ends slow code. Unlike the sandbox's limit, it also counts the time in which the code waits for a core."""
+    return POOL_FACTOR * response_seconds + POOL_SECONDS
 
 
 def run_test(sandbox: Sandbox, code: str, test: CodeTest, seconds: float) -> str:

@@ -176,6 +176,8 @@ class ScorerPool:
             self._fail(RewardError("the reward's processes were closed before all responses were scored"))
         except TrainerError as error:
             self._fail(error)
+        except OSError as error:
+            self._fail(ResourceError(f"{self._spec.where}: a scoring process could not be started: {error}"))
         except Exception as error:
             self._fail(RewardError(f"the reward's process pool failed: {type(error).__name__}: {error}"))
         finally:

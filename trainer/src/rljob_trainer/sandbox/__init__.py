@@ -5,10 +5,10 @@ write, and kills them at the limits of time, output, threads and files.
 
 The zygote (`zygote.py`) is a small process without data of the run. It forks one child for each program, in which
 `confinement.py` takes away rights, with `seccomp.py` (the rules are in `system_calls.py`) and `landlock.py`.
-`programs.py` then runs the program, and `exchange.py` connects the two processes of an assert statement. `settings.py`
-removes all environment variables. These modules import only the standard library and each other, so that the zygote
-starts quickly and has little memory that could be read. It also loads modules that programs often import, such as
-NumPy.
+`programs.py` then runs the program, and `exchange.py` connects the two processes of an assert statement
+(`plain_data.py`). `settings.py` removes all environment variables. These modules import only the standard library and
+each other, so that the zygote starts quickly and has little memory that could be read. It also loads modules that
+programs often import, such as NumPy.
 
 A program cannot start a process: seccomp allows `clone` only with the flags of a thread, and no other call that creates
 a process or executes a file (`fork`, `vfork`, `execve`).

@@ -1,20 +1,23 @@
 """How the two processes of an assert statement exchange values: the code of the response runs in one process, the
 statement in the other.
 
-Only plain data is exchanged, as JSON. A value of another kind stays in the code's process and gets a number; the
-statement can call it, read its attributes and iterate over it, but it is equal to nothing. So an object with an
-`__eq__` that always returns true does not make an assert statement pass.
+Only plain data is exchanged (`plain_data`). A value of another kind stays in the code's process and gets a number; the
+statement can use it as an object (`Remote`), but it is equal only to values of the code. So an object with an `__eq__`
+that always returns true does not make an assert statement pass.
 """
 
 from __future__ import annotations
 
-import base64
 import builtins
 import itertools
 import json
-import numbers
+import operator
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import BinaryIO, NoReturn
+
+from rljob_trainer.sandbox.plain_data import decode, encode, is_array
 
 MAX_ITEMS = 100_000
 """The maximum number of items when the statement iterates over a value of another kind, such as a generator."""
@@ -24,71 +27,52 @@ class UnsupportedTest(Exception):
     """An assert statement passes something to the code that is not plain data: the test cannot be used."""
 
 
-def encode(value: object, keep: Callable[[object], int]) -> object:
-    """The value as JSON. `keep` returns the number of a value that is not plain data."""
-    if value is None or isinstance(value, bool | str):
-        return value if value is None or isinstance(value, bool) else str(value)
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, list):
-        return [encode(each, keep) for each in value]
-    if isinstance(value, tuple):
-        return {"tuple": [encode(each, keep) for each in value]}
-    if isinstance(value, set | frozenset):
-        return {"set": [encode(each, keep) for each in value]}
-    if isinstance(value, dict):
-        return {"dict": [[encode(key, keep), encode(each, keep)] for key, each in value.items()]}
-    return {"object": keep(value)}
-
-
-def decode(value: object, find: Callable[[int], object]) -> object:
-    """Decodes a value that `encode` has written. `find` returns the value with a number."""
-    match value:
-        case list():
-            return [decode(each, find) for each in value]
-        case {"complex": [real, imaginary]}:
-            return complex(real, imaginary)
-        case {"bytes": str() as text}:
-            return base64.b64decode(text)
-        case {"tuple": list() as items}:
-            return tuple(decode(each, find) for each in items)
-        case {"set": list() as items}:
-            return {decode(each, find) for each in items}
-        case {"dict": list() as pairs}:
-            return {decode(key, find): decode(each, find) for key, each in pairs}
-        case {"object": int() as number}:
-            return find(number)
-    return value
+_OPERATIONS: Mapping[str, Callable[..., object]] = {
+    "call": lambda function, *arguments, **keywords: function(*arguments, **keywords),
+    "attribute": getattr,
+    "set attribute": setattr,
+    "item": operator.getitem,
+    "set item": operator.setitem,
+    "items": lambda value: list(itertools.islice(value, MAX_ITEMS)),
+    "next": next,
+    "bool": bool,
+    "len": len,
+    "hash": hash,
+    "str": str,
+    "repr": repr,
+    "is instance": isinstance,
+    "==": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""What the statement can ask the code to do; the first argument is a value of the code. No operation sends a value with
+which a result is compared, so an operator such as `-` is missing: in `abs(f(1) - 3) < 1e-6`, it would."""
 
 
 def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO) -> None:
     """The server, in the process of the code: replies to the requests of the statement's process."""
     kept: list[object] = []
+    numbers: dict[int, int] = {}
+    """The numbers of the kept values, by their `id`."""
 
     def keep(value: object) -> int:
-        kept.append(value)
-        return len(kept) - 1
+        if id(value) not in numbers:
+            numbers[id(value)] = len(kept)
+            kept.append(value)
+        return numbers[id(value)]
 
     for line in requests:
         request = json.loads(line)
         reply: dict[str, object]
         try:
-            target = request["target"]
-            value = namespace[target] if isinstance(target, str) else kept[target]
-            for name in request["attributes"]:
-                value = getattr(value, name)
             arguments = [decode(each, kept.__getitem__) for each in request["arguments"]]
             keywords = {name: decode(each, kept.__getitem__) for name, each in request["keywords"].items()}
-            if request["action"] == "call":
-                value = value(*arguments, **keywords)  # type: ignore[operator]
-            elif request["action"] == "iterate":
-                value = list(itertools.islice(value, MAX_ITEMS))  # type: ignore[arg-type]
+            if request["operation"] == "name":
+                value = namespace[str(arguments[0])]
+            else:
+                value = _OPERATIONS[request["operation"]](*arguments, **keywords)
             reply = {"value": encode(value, keep), "arguments": [encode(each, keep) for each in arguments]}
         except BaseException as error:
             reply = {"raised": type(error).__name__, "text": str(error)[:1000]}
@@ -102,21 +86,15 @@ class Connection:
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
         self._requests = requests
         self._replies = replies
+        self._remotes: dict[int, Remote] = {}
 
     def request(
-        self,
-        action: str,
-        target: str | int,
-        attributes: Sequence[str],
-        arguments: Sequence[object] = (),
-        keywords: Mapping[str, object] | None = None,
+        self, operation: str, arguments: Sequence[object], keywords: Mapping[str, object] | None = None
     ) -> object:
         """Returns the value that the code returns. If the code raises an exception, raises the builtin exception of the
         same name, or Exception if there is none."""
         message = {
-            "action": action,
-            "target": target,
-            "attributes": list(attributes),
+            "operation": operation,
             "arguments": [encode(each, _number_of) for each in arguments],
             "keywords": {name: encode(each, _number_of) for name, each in (keywords or {}).items()},
         }
@@ -135,63 +113,124 @@ class Connection:
         raise RuntimeError("the code wrote into the connection to the test")
 
     def _remote(self, number: int) -> Remote:
-        return Remote(self, number)
+        return self._remotes.setdefault(number, Remote(self, number))
 
     def _update(self, argument: object, changed: object) -> None:
-        """Applies the change that the code has made to a list, dictionary or set."""
-        if not isinstance(argument, list | dict | set) or encode(argument, _number_of) == changed:
+        """Applies the change that the code has made to a list, dictionary, set or array."""
+        is_changeable = isinstance(argument, list | deque | dict | set) or is_array(argument)
+        if not is_changeable or encode(argument, _number_of) == changed:
             return
         value = decode(changed, self._remote)
         if isinstance(argument, list) and isinstance(value, list):
             argument[:] = value
+        elif isinstance(argument, deque) and isinstance(value, deque):
+            argument.clear()
+            argument.extend(value)
         elif isinstance(argument, dict | set) and isinstance(value, dict | set):
             argument.clear()
             argument.update(value)
+        elif is_array(argument) and is_array(value):
+            argument[...] = value  # type: ignore[index]
 
 
 class Remote:
-    """Something in the process of the code: a name, a value that is not plain data, or an attribute of one."""
+    """A value in the process of the code that is not plain data. All operations are those of the code, but plain data
+    is never equal to it, and never greater or less."""
 
-    def __init__(self, connection: Connection, target: str | int, attributes: tuple[str, ...] = ()) -> None:
-        self._connection = connection
-        self._target = target
-        self._attributes = attributes
+    _connection: Connection
+    _number: int
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        object.__setattr__(self, "_connection", connection)
+        object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: object, **keywords: object) -> object:
-        return self._connection.request("call", self._target, self._attributes, arguments, keywords)
+        return self._connection.request("call", (self, *arguments), keywords)
 
     def __getattr__(self, name: str) -> object:
+        # Python and NumPy look for methods with such names; they must not get those of the code.
         if name.startswith("__"):
             raise AttributeError(name)
-        return _value_or_remote(self._connection, self._target, (*self._attributes, name))
+        return self._ask("attribute", name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._ask("set attribute", name, value)
+
+    def __getitem__(self, key: object) -> object:
+        return self._ask("item", key)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self._ask("set item", key, value)
 
     def __iter__(self) -> Iterator[object]:
-        items = self._connection.request("iterate", self._target, self._attributes)
+        items = self._ask("items")
         return iter(items) if isinstance(items, list) else iter(())
+
+    def __next__(self) -> object:
+        return self._ask("next")
+
+    def __bool__(self) -> bool:
+        return self._ask("bool") is True
+
+    def __len__(self) -> int:
+        return self._ask("len")  # type: ignore[return-value]
+
+    def __hash__(self) -> int:
+        return self._ask("hash")  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        return self._ask("str")  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return self._ask("repr")  # type: ignore[return-value]
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, Remote) and instance._ask("is instance", self) is True
+
+    def __eq__(self, other: object) -> bool:
+        return self._compare("==", other)
+
+    def __lt__(self, other: object) -> bool:
+        return self._compare("<", other)
+
+    def __le__(self, other: object) -> bool:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: object) -> bool:
+        return self._compare(">", other)
+
+    def __ge__(self, other: object) -> bool:
+        return self._compare(">=", other)
+
+    def _compare(self, operation: str, other: object) -> bool:
+        """The code compares only its own values. Otherwise, it would know the expected one and could decide that it is
+        equal."""
+        return self._ask(operation, other) is True if isinstance(other, Remote) else NotImplemented
+
+    def _ask(self, operation: str, *arguments: object) -> object:
+        return self._connection.request(operation, (self, *arguments))
 
 
 class Names(dict[str, object]):
-    """The global names of a statement. A name that the statement does not define, and that is not a builtin, is looked
-    up in the process of the code."""
+    """The global names of a statement. A name that the statement does not define, and that is neither one of `modules`
+    nor a builtin, is looked up in the process of the code."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, modules: Mapping[str, ModuleType]) -> None:
         super().__init__()
         self._connection = connection
+        self._modules = modules
 
     def __missing__(self, name: str) -> object:
+        if name in self._modules:
+            return self._modules[name]
         if hasattr(builtins, name):
             raise KeyError(name)
-        return _value_or_remote(self._connection, name, ())
-
-
-def _value_or_remote(connection: Connection, target: str | int, attributes: tuple[str, ...]) -> object:
-    value = connection.request("read", target, attributes)
-    return Remote(connection, target, attributes) if isinstance(value, Remote) else value
+        return self._connection.request("name", (name,))
 
 
 def _number_of(value: object) -> int:
-    if isinstance(value, Remote) and isinstance(value._target, int) and not value._attributes:
-        return value._target
+    if isinstance(value, Remote):
+        return value._number
     raise UnsupportedTest(f"the test passes a value of type {type(value).__name__} to the code; use plain data")
 
 

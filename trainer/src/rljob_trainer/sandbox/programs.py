@@ -7,6 +7,7 @@ outputs are never here, and an assert statement runs in another process than the
 
 from __future__ import annotations
 
+import ast
 import atexit
 import base64
 import contextlib
@@ -17,6 +18,7 @@ import sys
 import threading
 import traceback
 import types
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TextIO
@@ -26,8 +28,12 @@ from rljob_trainer.sandbox.exchange import Connection, Names, UnsupportedTest, s
 FIRST_CHANNEL = 3
 """The first descriptor after standard input, output and error."""
 CODE_FILE = "<response>"
-PRELUDE = """
-import bisect, collections, copy, datetime, functools, heapq, itertools, math, operator, random, re, string, sys
+PRELUDE_MODULES = (
+    *("bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "math", "operator", "random"),
+    *("re", "string", "sys"),
+)
+PRELUDE = f"""
+import {", ".join(PRELUDE_MODULES)}
 from bisect import *
 from collections import *
 from functools import *
@@ -44,6 +50,8 @@ solutions of such tasks use `List` and `deque` without an import. The builtins c
 
 USUAL_MODULES = ("dataclasses", "decimal", "enum", "fractions", "io", "json", "statistics", "time", "numpy")
 """Further modules that many programs import. NumPy needs 0.2 s to load; it may be missing."""
+MODULES_OF_STATEMENTS = {**{name: name for name in (*PRELUDE_MODULES, *USUAL_MODULES, "typing")}, "np": "numpy"}
+"""The modules that a statement can use without an import, by their names in statements."""
 
 
 class Mode(StrEnum):
@@ -76,6 +84,8 @@ def run(program: Mapping[str, Any]) -> None:
         _run(program)
     except SystemExit as error:
         exit_code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        if not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc(limit=-3)
         exit_code = 1
@@ -143,12 +153,38 @@ def _plain(value: object) -> object:
 
 def _run_statement(statement: str) -> dict[str, str]:
     """The result of an assert statement."""
+    try:
+        tree = ast.parse(statement)
+        compiled = compile(tree, "<test>", "exec", dont_inherit=True)
+    except Exception as error:
+        return {"unusable": f"{type(error).__name__}: {error}"}
     with os.fdopen(FIRST_CHANNEL, "wb") as requests, os.fdopen(FIRST_CHANNEL + 1, "rb") as replies:
-        names = Names(Connection(requests, replies))
+        names = Names(Connection(requests, replies), _modules_of(tree))
         try:
-            exec(compile(statement, "<test>", "exec", dont_inherit=True), names)
-        except (SyntaxError, UnsupportedTest) as error:
+            exec(compiled, names)
+        except UnsupportedTest as error:
             return {"unusable": f"{type(error).__name__}: {error}"}
         except BaseException as error:
             return {"failed": f"{type(error).__name__}: {error}"[:1000]}
         return {"passed": ""}
+
+
+def _modules_of(statement: ast.AST) -> dict[str, types.ModuleType]:
+    """The modules that the statement uses without an import, such as `math` in `assert math.isclose(f(1), 2)`: those of
+    which it only uses attributes that they have. Another use of such a name means something of the code, such as its
+    function `copy`."""
+    uses: dict[str, list[str]] = {name: [] for name in MODULES_OF_STATEMENTS}
+    num_names = Counter(node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in uses:
+            uses[node.value.id].append(node.attr)
+    found = {}
+    for name, attributes in uses.items():
+        module = sys.modules.get(MODULES_OF_STATEMENTS[name])
+        if (
+            module is not None
+            and len(attributes) == num_names[name]
+            and all(hasattr(module, each) for each in attributes)
+        ):
+            found[name] = module
+    return found

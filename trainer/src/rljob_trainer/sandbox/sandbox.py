@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import rljob_trainer
-from rljob_trainer.sandbox.confinement import Layers
+from rljob_trainer.sandbox.confinement import SECONDS_TO_SIGKILL, Layers
 from rljob_trainer.sandbox.programs import Mode
 from rljob_trainer.sandbox.watching import Process, Stream, watch
 
@@ -31,6 +31,8 @@ MAX_ERROR_BYTES = 1 << 20
 """The limit for standard error."""
 MAX_LINE_CHARACTERS = 200
 """The maximum length of the line of an exception in `Run.failure`."""
+ROUNDING_SECONDS = 0.01
+"""How much less CPU time than the limit the kernel may report of a process that has reached it."""
 OUTPUT, ERRORS, CHANNEL = 0, 1, 2
 """Indices in `Process.streams`."""
 KILLED = "was killed by SIGKILL, probably because the machine is out of memory; reduce numProcesses or code.memory"
@@ -39,6 +41,10 @@ KILLED = "was killed by SIGKILL, probably because the machine is out of memory; 
 
 class SandboxError(Exception):
     """The sandbox failed; this says nothing about the program."""
+
+
+class SandboxUnavailableError(SandboxError):
+    """This machine cannot confine programs."""
 
 
 class SandboxKilledError(SandboxError):
@@ -53,6 +59,12 @@ class ProgramLimits:
     seconds: float
     """Time in which the program has a core or sleeps. Time in which it waits for a core does not count."""
     max_output_bytes: int
+
+    @property
+    def cpu_seconds(self) -> int:
+        """The limit of CPU time, at which the kernel sends SIGXCPU. The parent ends a program earlier; this limit holds
+        if the parent is stopped."""
+        return math.ceil(self.seconds) + 1
 
 
 @dataclass(frozen=True)
@@ -71,9 +83,17 @@ class Sandbox:
     """Runs one program after the other, each in a process of its own."""
 
     def __init__(self, memory_bytes: int) -> None:
-        """Starts the zygote. `memory_bytes`: the limit of each program. Raises SandboxError if this machine cannot
-        confine programs."""
+        """Starts the zygote. `memory_bytes`: the limit of each program. Raises SandboxUnavailableError if this machine
+        cannot confine programs, and SandboxError."""
         self._memory_bytes = memory_bytes
+        with _machine_errors():
+            self._start_zygote()
+        reply, _ = self._receive()
+        if "unavailable" in reply:
+            raise SandboxUnavailableError(reply["unavailable"])
+        self.layers = Layers(**reply["layers"])
+
+    def _start_zygote(self) -> None:
         self._connection, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._zygote = subprocess.Popen(
             [sys.executable, "-s", "-P", "-X", "utf8", "-m", ZYGOTE, str(zygote_end.fileno())],
@@ -88,8 +108,6 @@ class Sandbox:
             pass_fds=(zygote_end.fileno(),),
         )
         zygote_end.close()
-        reply, _ = self._receive()
-        self.layers = Layers(**reply["layers"])
 
     def close(self) -> None:
         """Ends the zygote. May be called repeatedly."""
@@ -98,7 +116,7 @@ class Sandbox:
 
     def run(self, mode: Mode, program: Mapping[str, object], stdin: bytes, limits: ProgramLimits) -> Run:
         """Runs a program of the modes SCRIPT and CALL."""
-        with Descriptors() as descriptors, _folder() as folder:
+        with _machine_errors(), Descriptors() as descriptors, _folder() as folder:
             channels = [descriptors.pipe()] if mode is Mode.CALL else []
             writers = [writer for _, writer in channels]
             process = self._start(descriptors, mode, program, stdin, writers, folder, limits)
@@ -110,7 +128,7 @@ class Sandbox:
 
     def run_statement(self, code: str, statement: str, limits: ProgramLimits) -> Run:
         """Runs an assert statement on the code, each in a process of its own. `Run.result` is that of the statement."""
-        with Descriptors() as descriptors, _folder() as folder:
+        with _machine_errors(), Descriptors() as descriptors, _folder() as folder:
             request, reply, result = descriptors.pipe(), descriptors.pipe(), descriptors.pipe()
             of_code, of_statement = [request[0], reply[1]], [request[1], reply[0], result[1]]
             serving = self._start(descriptors, Mode.SERVE, {"code": code}, b"", of_code, folder, limits)
@@ -144,8 +162,7 @@ class Sandbox:
             descriptors.file(json.dumps({"mode": mode, **program}).encode()),
         )
         passed = [input_file, output_writer, errors_writer, *channels, program_file, confined_writer]
-        # The parent ends a program earlier; this limit holds if the parent is stopped.
-        resources = {"cpu_seconds": math.ceil(limits.seconds) + 1, "memory_bytes": self._memory_bytes}
+        resources = {"cpu_seconds": limits.cpu_seconds, "memory_bytes": self._memory_bytes}
         message = {"start": {"folder": None if folder is None else str(folder), "limits": resources}}
         self._send(message, passed)
         reply, (pidfd,) = self._receive(1)
@@ -170,7 +187,7 @@ class Sandbox:
         endings = [self._reap(process) for process in processes]
         if stopped:
             return [stopped for _ in processes]
-        return [_failure(*each, limits.seconds) for each in zip(processes, endings, strict=True)]
+        return [failure_of(*each, limits) for each in zip(processes, endings, strict=True)]
 
     def _reap(self, process: Process) -> dict[str, Any]:
         self._send({"reap": process.pid})
@@ -192,6 +209,8 @@ class Sandbox:
         reply: dict[str, Any] = json.loads(data)
         if "error" in reply:
             raise SandboxError(reply["error"])
+        if len(descriptors) < num_descriptors:
+            raise SandboxError("a descriptor was lost: this process has too many open files")
         return reply, descriptors
 
     def _ended(self) -> SandboxError:
@@ -202,20 +221,30 @@ class Sandbox:
 
 
 @contextlib.contextmanager
+def _machine_errors() -> Iterator[None]:
+    """Converts errors of this process, such as a full disk or too many open files, into SandboxError."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        raise SandboxError(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """The folder of one program, which is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         yield Path(folder)
 
 
-def _failure(process: Process, ending: Mapping[str, Any], limit_seconds: float) -> str:
-    """Why a process failed, by its wait status and standard error; empty if it did not."""
+def failure_of(process: Process, ending: Mapping[str, Any], limits: ProgramLimits) -> str:
+    """Why a process failed, by its wait status and standard error; empty if it did not. Raises SandboxKilledError."""
     code = os.waitstatus_to_exitcode(ending["status"])
     if code >= 0:
         lines = bytes(process.streams[ERRORS].data).decode(errors="replace").strip().splitlines()
         return "" if code == 0 else lines[-1][:MAX_LINE_CHARACTERS] if lines else f"exit code {code}"
     number = -code
-    if number == signal.SIGXCPU or (number == signal.SIGKILL and ending["cpu_seconds"] > limit_seconds):
+    is_at_hard_limit = ending["cpu_seconds"] > limits.cpu_seconds + SECONDS_TO_SIGKILL - ROUNDING_SECONDS
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and is_at_hard_limit):
         return "used too much processor time"
     if number == signal.SIGKILL and not process.was_killed:
         raise SandboxKilledError(f"a process that ran a program {KILLED}")

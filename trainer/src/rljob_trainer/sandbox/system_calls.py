@@ -124,7 +124,7 @@ NUMBERS_WITH_CONDITIONS: dict[str, tuple[int, int | None]] = {
     "clone3": (435, 435),
 }
 
-_OPEN_FOR_WRITING = 0o3 | 0o100 | 0o1000
+_ACCESS_MODE, _CREATE, _TRUNCATE = 0o3, 0o100, 0o1000
 """O_ACCMODE, O_CREAT and O_TRUNC."""
 _UNNAMED_FILE = 0o20000000
 """The bit of O_TMPFILE: a file without a name could not be found when the folder's size is added up."""
@@ -139,6 +139,9 @@ _IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
 """TCGETS and TIOCGWINSZ (is it a terminal?), FIONREAD, FIONCLEX and FIOCLEX."""
 _PRCTL_COMMANDS = (15, 16)
 """PR_SET_NAME and PR_GET_NAME."""
+_LIMITS_BY_SIGKILL = (0, 15)
+"""RLIMIT_CPU and RLIMIT_RTTIME: the kernel sends SIGKILL at these limits. Code that lowers one of them would end in the
+same way as code that the kernel ends because memory ran out."""
 
 
 @dataclass(frozen=True)
@@ -169,17 +172,16 @@ def rules(machine: str, pid: int, *, may_write_files: bool) -> list[Rule]:
     """
     column = ("x86_64", "aarch64").index(machine)
     not_sigkill = (signal.SIGKILL,)
-    open_mask = _UNNAMED_FILE if may_write_files else _UNNAMED_FILE | _OPEN_FOR_WRITING
     conditions: dict[str, tuple[Condition, ...]] = {
-        "open": (Condition(1, (0,), open_mask),),
-        "openat": (Condition(2, (0,), open_mask),),
+        "open": _open_conditions(1, may_write_files=may_write_files),
+        "openat": _open_conditions(2, may_write_files=may_write_files),
         "fcntl": (Condition(1, _FCNTL_COMMANDS),),
         "ioctl": (Condition(1, _IOCTL_COMMANDS),),
         # Signals to itself, as `os.abort` sends them. SIGKILL is excluded, because the parent reads SIGKILL as out of
         # memory.
         "kill": (Condition(0, (pid,)), Condition(1, not_sigkill, is_exclusion=True)),
         "tgkill": (Condition(0, (pid,)), Condition(2, not_sigkill, is_exclusion=True)),
-        "prlimit64": (Condition(0, (0, pid)),),
+        "prlimit64": (Condition(0, (0, pid)), Condition(1, _LIMITS_BY_SIGKILL, is_exclusion=True)),
         "prctl": (Condition(0, _PRCTL_COMMANDS),),
         "clone": (Condition(0, (_THREAD_FLAGS,), _THREAD_FLAGS | _NO_THREAD_FLAGS),),
     }
@@ -194,6 +196,20 @@ def rules(machine: str, pid: int, *, may_write_files: bool) -> list[Rule]:
     clone3 = NUMBERS_WITH_CONDITIONS["clone3"][column]
     assert clone3 is not None
     return [*plain, *special, Rule(clone3, (never,), errno.ENOSYS)]
+
+
+def _open_conditions(flags: int, *, may_write_files: bool) -> tuple[Condition, ...]:
+    """The conditions of a call whose argument number `flags` has the flags of `open`.
+
+    Landlock before ABI 3 does not restrict truncation. It checks whether a file may be written only if the access mode
+    is O_WRONLY or O_RDWR, and O_TRUNC also truncates a file with O_RDONLY, and with the access mode 3."""
+    if not may_write_files:
+        return (Condition(flags, (0,), _UNNAMED_FILE | _ACCESS_MODE | _CREATE | _TRUNCATE),)
+    return (
+        Condition(flags, (0,), _UNNAMED_FILE),
+        Condition(flags, (_ACCESS_MODE,), _ACCESS_MODE, is_exclusion=True),
+        Condition(flags, (_TRUNCATE,), _TRUNCATE | _ACCESS_MODE, is_exclusion=True),
+    )
 
 
 def _numbers(numbers: Iterable[tuple[int, int | None]], column: int) -> list[int]:

@@ -20,8 +20,10 @@ MAX_THREADS = 64
 MAX_FILES = 256
 MAX_FOLDER_BYTES = 32 << 20
 READ_BYTES = 1 << 16
-_NUM_THREADS_FIELD = 17
-"""The index of the number of threads in `/proc/PID/stat`, after the command's name."""
+_FLAGS_FIELD, _NUM_THREADS_FIELD = 6, 17
+"""Indices of the flags and of the number of threads in `/proc/PID/stat`, after the command's name."""
+_PF_EXITING = 0x4
+"""The flag of a thread that is ending. The kernel sets it before it closes the thread's files."""
 
 
 @dataclass(eq=False)
@@ -48,8 +50,8 @@ class Process:
     """Whether `kill` ended it."""
 
     def kill(self) -> None:
-        """Sends SIGKILL. A process that has ended but was not reaped is left as it is."""
-        with contextlib.suppress(ProcessLookupError):
+        """Sends SIGKILL. A process that is ending or has ended already is left as it is."""
+        if not _is_ending(self.pid):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self.was_killed = True
 
@@ -117,7 +119,7 @@ def _read(selector: selectors.BaseSelector, running: list[Process], timeout: flo
 def _exceeded(process: Process) -> str:
     """The limit of threads or files that the process exceeds, or an empty string."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _stat_fields(Path(f"/proc/{process.pid}"))
         if int(fields[_NUM_THREADS_FIELD]) > MAX_THREADS:
             return f"started more than {MAX_THREADS} threads"
     if process.folder is not None:
@@ -127,6 +129,21 @@ def _exceeded(process: Process) -> str:
         if sum(each.st_blocks * 512 for each in files) > MAX_FOLDER_BYTES:
             return f"wrote more than {MAX_FOLDER_BYTES} bytes into files"
     return ""
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether all threads of the process are ending or have ended. So a process whose pipes were closed by its end is
+    known to be ending, and one that closed them itself is not."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return all(int(_stat_fields(each)[_FLAGS_FIELD]) & _PF_EXITING for each in threads)
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def _stat_fields(folder: Path) -> list[str]:
+    """The fields of a process or thread in its folder in `/proc`, after the command's name."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()
 
 
 def _core_use(processes: Sequence[Process]) -> CoreUse | None:

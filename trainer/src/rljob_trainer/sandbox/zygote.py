@@ -37,7 +37,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     layers = available_layers()
     if isinstance(layers, str):
-        connection.send(json.dumps({"error": layers}).encode())
+        connection.send(json.dumps({"unavailable": layers}).encode())
         return
     load_usual_modules()
     remove_all_variables()

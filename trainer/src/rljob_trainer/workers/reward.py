@@ -25,7 +25,7 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.metrics import NAMED_REWARD_PREFIX, Metrics
 from rljob_trainer.rewards.base import CallSettings, RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
-from rljob_trainer.rewards.code import POOL_SECONDS, CodeScorer
+from rljob_trainer.rewards.code import CodeScorer, pool_seconds
 from rljob_trainer.rewards.error_policies import apply_error_policies
 from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.process_pool import ONE_BY_ONE, ScorerPool
@@ -123,13 +123,13 @@ class RewardSettings:
         """Starts `num_processes` scoring processes of a reward without waiting until they are ready.
         `probes_service`: see ScorerPool."""
         # The sandbox ends slow code, which is a score and not a failure.
-        more_seconds = POOL_SECONDS if isinstance(scorer.scorer, CodeScorer) else 0.0
+        limit = scorer.reward.timeout_seconds
         return ScorerPool(
             scorer.scorer,
             name=scorer.reward.name,
             num_processes=num_processes,
             first_number=first_number,
-            timeout_seconds=scorer.reward.timeout_seconds + more_seconds,
+            timeout_seconds=pool_seconds(limit) if isinstance(scorer.scorer, CodeScorer) else limit,
             log_folder=self.log_folder,
             environment={**self.environment, **scorer.environment},
             calls=scorer.calls,
