@@ -103,15 +103,32 @@ def test_responses_without_a_score_are_left_out() -> None:
     spec = Evaluation(num_samples=2, greedy=False)
     found = evaluation_metrics(spec, [], responses([(1, None), (None, None)], [(0, None), (0, None)]))
     assert found == {
-        "eval/heldout/mean_at_2": pytest.approx(1 / 3),
+        # Each prompt has the same weight, although the first one has only one score.
+        "eval/heldout/mean_at_2": 0.5,
         "eval/heldout/pass_at_1": 0.5,
-        # The first prompt has only one score.
-        "eval/heldout/pass_at_2": 0.0,
+        "eval/heldout/pass_at_2": 0.5,
         "eval/heldout/excluded_fraction": 0.25,
         "eval/heldout/response_length_mean": 4.0,
     }
     nothing = evaluation_metrics(spec, [], responses([(None, None), (None, None)]))
     assert nothing == {"eval/heldout/excluded_fraction": 1.0, "eval/heldout/response_length_mean": 4.0}
+
+
+@pytest.mark.parametrize("excluded_share", [0.0, 0.5])
+def test_pass_at_1_is_the_mean_and_pass_at_k_never_decreases(excluded_share: float) -> None:
+    draw = random.Random(5)
+
+    def score() -> float | None:
+        return None if draw.random() < excluded_share else float(draw.random() < 0.3)
+
+    found = evaluation_metrics(
+        Evaluation(name="x", num_samples=8, greedy=False),
+        [],
+        responses(*([(score(), None) for _ in range(8)] for _ in range(20))),
+    )
+    passes = [found[f"eval/x/pass_at_{k}"] for k in (1, 2, 4, 8)]
+    assert passes[0] == pytest.approx(found["eval/x/mean_at_8"], rel=1e-12)
+    assert passes == sorted(passes)
 
 
 def test_a_sum_of_weights_that_is_one_in_decimals_passes() -> None:
