@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
 import pytest
 
 from rljob_api.v1alpha1.dataset import Evaluation, metric_names, pass_at_ks
+from rljob_api.v1alpha1.reward import Reward
+from rljob_trainer.controller.evaluations.evaluation import extracted_answers
 from rljob_trainer.controller.evaluations.scores import ScoredResponse, evaluation_metrics, majority_score, pass_at_k
+from rljob_trainer.observability.samples import Sample, SampleKind
 
 
 def plain_pass_at_k(passes: Sequence[bool], k: int) -> Fraction:
@@ -63,6 +67,21 @@ def test_the_majority_decides_and_responses_without_an_answer_do_not_vote() -> N
         ([(1, None), (0, None)], None),
     ):
         assert majority_score(responses(group)) == expected, group
+
+
+def test_only_answers_vote_and_not_what_a_judge_or_a_test_report_says() -> None:
+    judge = {"url": "http://judge/v1", "model": "m", "rubric": "{response}", "pattern": "(.)"}
+    style = Reward.from_wire({"name": "style", "type": "Judge", "judge": judge})
+    tests = Reward.from_wire({"name": "tests", "type": "Code"})
+    own = Reward.from_wire({"name": "own", "type": "Function", "function": {"path": "my_rewards:score"}})
+    right = Reward.from_wire({"name": "right", "type": "MathAnswer"})
+    found = [{"style": "Prose. Score: 4", "tests": "passed 1 of 2 tests", "right": "18"}, {"style": "More prose."}]
+    samples = [Sample(1, SampleKind.SAMPLED, 0, "p", "r", "18", 1.0, found=each) for each in found]
+    assert extracted_answers(samples, [style, tests]) == [None, None]
+    # A function that returns only numbers has found nothing.
+    assert extracted_answers(samples, [style, own, right]) == ["18", ""]
+    with_own = [replace(each, found={**each.found, "own": "17"}) for each in samples]
+    assert extracted_answers(with_own, [tests, own, right]) == ["17", "17"]
 
 
 def test_all_metrics_of_random_responses_equal_those_of_exact_fractions() -> None:
