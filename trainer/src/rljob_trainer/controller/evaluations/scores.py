@@ -64,8 +64,8 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
 def mean_pass_at_k(by_prompt: Iterable[Sequence[ScoredResponse]], k: int, threshold: float) -> float | None:
     """Returns the mean of `pass_at_k` over the prompts with a score; None without any.
 
-    A prompt with m < k scores counts with m instead of k, which is a lower bound. So all k have the same prompts: pass@k
-    never decreases with k, and pass@1 of scores 0 and 1 is their mean."""
+    A prompt with m < k scores counts with m instead of k, which is a lower bound. So all k have the same prompts. Then
+    pass@k never decreases with k, and pass@1 of scores 0 and 1 is their mean."""
 
     def of_prompt(responses: Sequence[ScoredResponse]) -> float | None:
         scores = [each.score for each in responses if each.score is not None]
