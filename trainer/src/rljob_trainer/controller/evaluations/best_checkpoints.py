@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from rljob_api.base import WireModel
 from rljob_api.run_state import BestCheckpoint
@@ -29,7 +29,7 @@ from rljob_trainer.observability.metrics import Metrics
 log = logging.getLogger(__name__)
 
 IRRELEVANT_OF_EVALUATION = {"every_steps", "at_start"}
-IRRELEVANT_OF_REWARD = {
+IRRELEVANT_OF_REWARD: Mapping[str, bool | set[str]] = {
     "num_processes": True,
     "timeout_seconds": True,
     "function": {"batch_size", "max_concurrency"},
