@@ -125,7 +125,8 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
 
     The file has no settings of roles that the job does not have, and no fields that the type of a reward ignores."""
     algorithm = resolve_algorithm(spec.training.algorithm)
-    training = spec.training.model_copy(update={"algorithm": algorithm})
+    rewards = tuple(each.model_copy(update={"on_error": each.error_policy}) for each in spec.training.rewards)
+    training = spec.training.model_copy(update={"algorithm": algorithm, "rewards": rewards})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
         training = training.model_copy(update={"critic": Critic()})
     return to_yaml(
