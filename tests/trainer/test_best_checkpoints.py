@@ -189,13 +189,14 @@ def test_what_changes_the_values_of_an_evaluation() -> None:
 
     before = digest({})
     assert digest({"numProcesses": 5, "timeoutSeconds": 60}, everySteps=7, atStart=False) == before
-    for of_reward, of_evaluation in (
+    changes: list[tuple[training_runs.Document, training_runs.Document]] = [
         ({"weight": 2}, {}),
         ({"function": {"path": "my_rewards:other"}}, {}),
         ({}, {"numSamples": 4}),
         ({}, {"maxNewTokens": 3}),
         ({}, {"rewards": ["score", "other"]}),
-    ):
+    ]
+    for of_reward, of_evaluation in changes:
         assert digest(of_reward, **of_evaluation) != before
 
 
