@@ -11,7 +11,10 @@ from itertools import combinations
 import pytest
 
 from rljob_api.v1alpha1.dataset import Evaluation, metric_names, pass_at_ks
+from rljob_api.v1alpha1.reward import Reward
+from rljob_trainer.controller.evaluations.evaluation import extracted_answers
 from rljob_trainer.controller.evaluations.scores import ScoredResponse, evaluation_metrics, majority_score, pass_at_k
+from rljob_trainer.observability.samples import Sample, SampleKind
 
 
 def plain_pass_at_k(passes: Sequence[bool], k: int) -> Fraction:
@@ -66,6 +69,21 @@ def test_the_majority_decides_and_responses_without_an_answer_do_not_vote() -> N
         assert majority_score(responses(group)) == expected, group
 
 
+def test_only_answers_vote_and_not_what_a_judge_or_a_test_report_says() -> None:
+    judge = {"url": "http://judge/v1", "model": "m", "rubric": "{response}", "pattern": "(.)"}
+    style = Reward.from_wire({"name": "style", "type": "Judge", "judge": judge})
+    tests = Reward.from_wire({"name": "tests", "type": "Code"})
+    own = Reward.from_wire({"name": "own", "type": "Function", "function": {"path": "my_rewards:score"}})
+    right = Reward.from_wire({"name": "right", "type": "MathAnswer"})
+    found = [{"style": "Prose. Score: 4", "tests": "passed 1 of 2 tests", "right": "18"}, {"style": "More prose."}]
+    samples = [Sample(1, SampleKind.SAMPLED, 0, "p", "r", "18", 1.0, found=each) for each in found]
+    assert extracted_answers(samples, [style, tests]) == [None, None]
+    # A function that returns only numbers has found nothing.
+    assert extracted_answers(samples, [style, own, right]) == ["18", ""]
+    with_own = [replace(each, found={**each.found, "own": "17"}) for each in samples]
+    assert extracted_answers(with_own, [tests, own, right]) == ["17", "17"]
+
+
 def test_all_metrics_of_random_responses_equal_those_of_exact_fractions() -> None:
     draw = random.Random(3)
     groups = [[(draw.choice([0.0, 0.5, 1.0, 1.5]), draw.choice("abc")) for _ in range(6)] for _ in range(9)]
@@ -104,15 +122,32 @@ def test_responses_without_a_score_are_left_out() -> None:
     spec = Evaluation(num_samples=2, greedy=False)
     found = evaluation_metrics(spec, [], responses([(1, None), (None, None)], [(0, None), (0, None)]))
     assert found == {
-        "eval/heldout/mean_at_2": pytest.approx(1 / 3),
+        # Each prompt has the same weight, although the first one has only one score.
+        "eval/heldout/mean_at_2": 0.5,
         "eval/heldout/pass_at_1": 0.5,
-        # The first prompt has only one score.
-        "eval/heldout/pass_at_2": 0.0,
+        "eval/heldout/pass_at_2": 0.5,
         "eval/heldout/excluded_fraction": 0.25,
         "eval/heldout/response_length_mean": 4.0,
     }
     nothing = evaluation_metrics(spec, [], responses([(None, None), (None, None)]))
     assert nothing == {"eval/heldout/excluded_fraction": 1.0, "eval/heldout/response_length_mean": 4.0}
+
+
+@pytest.mark.parametrize("excluded_share", [0.0, 0.5])
+def test_pass_at_1_is_the_mean_and_pass_at_k_never_decreases(excluded_share: float) -> None:
+    draw = random.Random(5)
+
+    def score() -> float | None:
+        return None if draw.random() < excluded_share else float(draw.random() < 0.3)
+
+    found = evaluation_metrics(
+        Evaluation(name="x", num_samples=8, greedy=False),
+        [],
+        responses(*([(score(), None) for _ in range(8)] for _ in range(20))),
+    )
+    passes = [found[f"eval/x/pass_at_{k}"] for k in (1, 2, 4, 8)]
+    assert passes[0] == pytest.approx(found["eval/x/mean_at_8"], rel=1e-12)
+    assert passes == sorted(passes)
 
 
 def test_a_sum_of_weights_that_is_one_in_decimals_passes() -> None:

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rljob_api.rule import LOCAL_SOURCE
+from rljob_api.training_checks import metric_violations
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.environment_rules import best_metrics
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import ProfilerType
+from rljob_api.yaml_text import wire_path
 from rljob_trainer.datasets.rows import local_dataset
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.nsys_profiles import NSYS, missing_nsys
@@ -45,14 +46,10 @@ def refuse_missing(
 
 
 def refuse_unknown_metric(spec: RLJobSpec) -> None:
-    """Raises ConfigurationError if no evaluation has the metric of `keepBest`. The API checks only its evaluation."""
-    best, known = spec.checkpoint.keep_best, best_metrics(spec.training)
-    if best is not None and best.metric not in known:
-        near = [name for name in known if name.startswith(best.metric.rpartition("/")[0] + "/")]
-        raise ConfigurationError(
-            f"spec.checkpoint.keepBest.metric: the evaluation does not report it (seen: {best.metric}; it reports "
-            f"{', '.join(near)}); correct the name, or change greedy or numSamples of the evaluation"
-        )
+    """Raises ConfigurationError if no evaluation has the metric of `keepBest`, for a job that was not created with
+    `rljob`."""
+    for found in metric_violations(spec):
+        raise ConfigurationError(f"{wire_path(found.path)}: {found.message}")
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:

@@ -172,7 +172,8 @@ def _needs_gym(training: Training) -> bool:
 
 
 def _gym_scores_gym(training: Training) -> bool:
-    """Whether a reward of type ReasoningGym only scores datasets of that type."""
+    """Whether each reward of type ReasoningGym only scores datasets of that type, and at most one of them: it has the
+    scorer of one task."""
     named = {each.name for each in training.rewards if each.type is RewardType.REASONING_GYM}
     scored = [
         each
@@ -180,7 +181,8 @@ def _gym_scores_gym(training: Training) -> bool:
         if not isinstance(each, NamedDataset) or not each.rewards or named & set(each.rewards)
     ]
     is_gym = all(each.type is DatasetType.REASONING_GYM for each in scored)
-    return not named or (is_gym and bool(training.sources))
+    of_one = all(sum(not each.rewards or name in each.rewards for each in training.datasets) <= 1 for name in named)
+    return not named or (is_gym and of_one and bool(training.sources))
 
 
 def reward_names(training: Training) -> list[str]:
@@ -350,9 +352,10 @@ TRAINING_RULES = (
         cel=f"!{_NEEDS_GYM} || has(self.dataset) && self.dataset.type == 'ReasoningGym'"
         " || size(self.datasets) > 0 && self.datasets.all(dataset, dataset.type == 'ReasoningGym' ||"
         " size(dataset.rewards) > 0 && !self.rewards.exists(reward, reward.type == 'ReasoningGym' &&"
-        " reward.name in dataset.rewards))",
-        wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym",
-        advice="change the type of the reward or of the dataset, or leave the reward out of datasets[].rewards",
+        " reward.name in dataset.rewards)) && self.rewards.all(reward, reward.type != 'ReasoningGym' ||"
+        " self.datasets.filter(dataset, size(dataset.rewards) == 0 || reward.name in dataset.rewards).size() <= 1)",
+        wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym, and scores one dataset",
+        advice="change the type of the reward or of the dataset, or the names in datasets[].rewards",
         holds=_gym_scores_gym,
     ),
     rule(

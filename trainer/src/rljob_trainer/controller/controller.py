@@ -13,8 +13,9 @@ from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.training import PromptSamplingType
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
+from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
-from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.checkpoints.load import CheckpointReader, open_known_checkpoint
 from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
@@ -196,21 +197,24 @@ class Controller:
         if self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
         assert self.checkpointing.newest is not None, "the last step was saved"
-        self._export(folder, self.checkpointing.newest)
-        best = self.checkpointing.best_folder()
-        if best == self.checkpointing.newest:
+        self._export(folder, open_known_checkpoint(self.checkpointing.newest))
+        best = self.checkpointing.best_checkpoint()
+        if best is not None and best.path == self.checkpointing.newest:
             log.info("the last checkpoint is the best one, so there is no second export")
         elif best is not None:
-            self._export(folder.parent / BEST_EXPORT_FOLDER, best)
+            try:
+                self._export(folder.parent / BEST_EXPORT_FOLDER, self.checkpointing.opened(best))
+            except DamagedError as error:
+                log.warning("the best checkpoint is damaged, so %s is not written: %s", BEST_EXPORT_FOLDER, error)
         return folder
 
-    def _export(self, folder: Location, saved_in: Location) -> None:
+    def _export(self, folder: Location, saved: CheckpointReader) -> None:
         checkpoint = self.job.spec.checkpoint
         source = self.run_parts.model_folder
         dtype = export_dtype(checkpoint.export_dtype, source)
         self.reporter.doing("exports the model")
-        log.info("exporting the model of %s as %s", saved_in.name, str(dtype).removeprefix("torch."))
-        saved, model = open_known_checkpoint(saved_in), self.job.spec.training.model
+        log.info("exporting the model of %s as %s", saved.folder.name, str(dtype).removeprefix("torch."))
+        model = self.job.spec.training.model
         if model.lora is None:
             write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, on_progress=self._report_export)
         else:

@@ -19,6 +19,7 @@ from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic
 from rljob_trainer.controller.controller import Controller
+from rljob_trainer.controller.evaluations.best_checkpoints import best_checkpoints_of
 from rljob_trainer.controller.model_roles import num_workers_of
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -102,7 +103,8 @@ def run_job(
 def checkpointing_of(job: TrainerJob, settings: Settings, bucket_copy: BucketRunFolder) -> Checkpointing:
     """Returns what saves and loads the checkpoints of this start."""
     root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
-    checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name)
+    best = best_checkpoints_of(job.spec)
+    checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name, best)
     checkpointing.before_commit = bucket_copy.copy_now
     return checkpointing
 

@@ -10,6 +10,7 @@ import torch
 
 from rljob_api.v1alpha1.dataset import Evaluation as EvaluationSpec
 from rljob_api.v1alpha1.environment_rules import rewards_of
+from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.evaluations.scores import ScoredResponse, evaluation_metrics
 from rljob_trainer.controller.outcomes import reasons_text
@@ -29,6 +30,9 @@ EVALUATION_STREAM = 1
 """The stream of `sample_seeds` for evaluations."""
 ENVIRONMENT_STREAM = 9
 """The stream for the environments of evaluations."""
+EXTRACTS_ANSWERS = (RewardType.MATH_ANSWER, RewardType.REASONING_GYM, RewardType.FUNCTION)
+"""Types of rewards whose `found` is an answer, on which responses can agree. A judge's is its prose, and that of Code a
+report of tests."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Evaluation:
         self.timer = timer
         self.seed = training.seed
         self.weights = reward_weights(spec, training)
+        self.rewards = rewards_of(spec, training)
         max_new_tokens = spec.max_new_tokens or training.rollout.max_new_tokens
         self.greedy = SamplingSettings(
             temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=max_new_tokens, stop=training.rollout.stop
@@ -77,7 +82,7 @@ class Evaluation:
         with self.timer.phase("eval"):
             rollouts = {kind: self._responses(kind, number) for kind, number in num_samples.items() if number}
             samples = {kind: self.rollout.samples(found, step, kind) for kind, found in rollouts.items()}
-        scored = {kind: _scored_responses(samples[kind], found) for kind, found in rollouts.items()}
+        scored = {kind: self._scored_responses(samples[kind], found) for kind, found in rollouts.items()}
         metrics = evaluation_metrics(self.spec, scored.get(SampleKind.GREEDY, []), scored.get(SampleKind.SAMPLED, []))
         of_this = [replace(each, evaluation=self.spec.name) for found in samples.values() for each in found]
         return EvaluationResult(metrics, of_this, rollouts)
@@ -98,6 +103,14 @@ class Evaluation:
             )
         return found
 
+    def _scored_responses(self, samples: Sequence[Sample], rollout: Rollout) -> list[ScoredResponse]:
+        lengths: list[int] = rollout.batch[RESPONSE_LENGTHS].tolist()
+        answers = extracted_answers(samples, self.rewards)
+        return [
+            ScoredResponse(sample.group, sample.score, sample.rewards, answer, length, prompt.source)
+            for sample, answer, length, prompt in zip(samples, answers, lengths, rollout.prompts, strict=True)
+        ]
+
 
 def evaluations_of(
     training: Training, held_out: Mapping[str, Sequence[PromptRow]], rollout: RolloutPhase, timer: PhaseTimer
@@ -115,17 +128,8 @@ def reward_weights(spec: EvaluationSpec, training: Training) -> dict[str, float]
     return weights if any(weights.values()) else dict.fromkeys(weights, 1.0)
 
 
-def _scored_responses(samples: Sequence[Sample], rollout: Rollout) -> list[ScoredResponse]:
-    lengths: list[int] = rollout.batch[RESPONSE_LENGTHS].tolist()
-    extracting = next((name for name in rollout.weights if any(name in each.found for each in samples)), None)
-    return [
-        ScoredResponse(
-            sample.group,
-            sample.score,
-            sample.rewards,
-            None if extracting is None else sample.found.get(extracting, ""),
-            length,
-            prompt.source,
-        )
-        for sample, length, prompt in zip(samples, lengths, rollout.prompts, strict=True)
-    ]
+def extracted_answers(samples: Sequence[Sample], rewards: Sequence[Reward]) -> list[str | None]:
+    """Returns the answers of the first of these rewards that has extracted any; see `ScoredResponse.answer`."""
+    names = [each.name for each in rewards if each.type in EXTRACTS_ANSWERS]
+    used = next((name for name in names if any(name in each.found for each in samples)), None)
+    return [None if used is None else each.found.get(used, "") for each in samples]

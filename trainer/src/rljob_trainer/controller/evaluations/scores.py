@@ -43,7 +43,8 @@ def evaluation_metrics(
     if len(names) > 1:
         for name in names:
             found[f"reward/{name}/greedy"] = _mean(each.rewards[name] for each in greedy)
-            found[f"reward/{name}/mean_at_{spec.num_samples}"] = _mean(each.rewards[name] for each in sampled)
+            means = (_mean(each.rewards[name] for each in of_prompt) for of_prompt in _by_prompt(sampled))
+            found[f"reward/{name}/mean_at_{spec.num_samples}"] = _mean(means)
     found["response_length_mean"] = _mean(float(each.num_tokens) for each in responses)
     for source in sorted({each.source for each in responses if each.source}):
         parts = ([each for each in part if each.source == source] for part in (greedy, sampled))
@@ -58,7 +59,7 @@ def _score_metrics(
     k, by_prompt = spec.num_samples, _by_prompt(sampled)
     return {
         "greedy": _mean(each.score for each in greedy),
-        f"mean_at_{k}": _mean(each.score for each in sampled),
+        f"mean_at_{k}": _mean(_mean(each.score for each in of_prompt) for of_prompt in by_prompt),
         **{f"pass_at_{n}": mean_pass_at_k(by_prompt, n, spec.pass_threshold) for n in pass_at_ks(k) if k},
         f"maj_at_{k}": _mean(majority_score(responses) for responses in by_prompt),
         "excluded_fraction": _mean(float(each.score is None) for each in (*greedy, *sampled)),
@@ -76,13 +77,15 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
 
 
 def mean_pass_at_k(by_prompt: Iterable[Sequence[ScoredResponse]], k: int, threshold: float) -> float | None:
-    """Returns the mean of `pass_at_k` over the prompts with at least k responses that have a score; None without
-    any."""
+    """Returns the mean of `pass_at_k` over the prompts with a score; None without any.
+
+    A prompt with m < k scores counts with m instead of k, which is a lower bound. So all k have the same prompts. Then
+    pass@k never decreases with k, and pass@1 of scores 0 and 1 is their mean."""
 
     def of_prompt(responses: Sequence[ScoredResponse]) -> float | None:
         scores = [each.score for each in responses if each.score is not None]
         num_passed = sum(score >= threshold - ROUNDING for score in scores)
-        return pass_at_k(len(scores), num_passed, k) if len(scores) >= k else None
+        return pass_at_k(len(scores), num_passed, min(k, len(scores))) if scores else None
 
     return _mean(map(of_prompt, by_prompt))
 
