@@ -14,12 +14,14 @@ from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_trainer.attempt_logs import prune_attempts
 from rljob_trainer.checkpoints.bucket_run_folder import RUN, BucketRunFolder
 from rljob_trainer.checkpoints.layout import read_manifest
+from rljob_trainer.checkpoints.run_source import write_model_config
 from rljob_trainer.checkpoints.storage import Location, checkpoint_location, job_location
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.model_roles import num_workers_of
+from rljob_trainer.controller.run_models import remove_converted, trained_model, with_run_models
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
@@ -56,10 +58,13 @@ def run_job(
             log.warning("%s", note)
         refuse_other_job(point, job.spec)
         reporter.report_resume(point.status, best_of(point))
+    job = with_run_models(job, settings, reporter.doing, is_resumed=point is not None)
     with built_run(job, settings, point.state.choices if point else None, reporter.doing) as run:
         job = run.job
         checkpointing.choices = run.choices
         write_resolved_job(settings.run_folder / RESOLVED_JOB_FILE, job)
+        if point is None and job.spec.training.steps > 0:
+            write_model_config(settings.run_folder, run.model_folder, trained_model(job, run.model_location))
         if point:
             point = loaded_point(checkpointing, point, run, reporter)
             first_step = point.state.step
@@ -96,6 +101,8 @@ def run_job(
             output.close()
         for line in output.summary():
             log.info("%s", line)
+    if job.spec.training.steps == 0:
+        remove_converted(settings.run_folder)
     return ExitCode.SUCCESS
 
 
