@@ -80,8 +80,7 @@ def checkpoint_source(text: str) -> str:
             f"--checkpoint: {text} is in a bucket, which is not supported; copy the run first with `rljob get-results"
             " NAME --checkpoints`, and name the copy's folder"
         )
-    found = _STEP.fullmatch(text.removeprefix(RUN_SCHEME))
-    name, step = (found["path"], found["step"]) if found else (text.removeprefix(RUN_SCHEME), "")
+    name, step = split_step(text)
     path = Path(name).expanduser().absolute()
     if not path.is_dir():
         raise CliError(
@@ -95,6 +94,13 @@ def checkpoint_source(text: str) -> str:
     if (folder := _CHECKPOINT_FOLDER.fullmatch(path.name)) is not None:
         return f"{RUN_SCHEME}{path.parent.parent}@step-{int(folder['step'])}"
     return f"{RUN_SCHEME}{path}{step}"
+
+
+def split_step(text: str) -> tuple[str, str]:
+    """The folder of a run, and `@step-N` or an empty string; `run://` in front is dropped."""
+    name = text.removeprefix(RUN_SCHEME)
+    found = _STEP.fullmatch(name)
+    return (found["path"], found["step"]) if found else (name, "")
 
 
 def _chosen(training: Training, names: Sequence[str]) -> tuple[object, ...]:
