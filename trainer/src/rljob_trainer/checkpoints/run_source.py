@@ -18,18 +18,15 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count
 from rljob_api.tolerant_reading import CHECKPOINT, read_document
 from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.checkpoints.bucket_run_folder import RUN
-from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.fencing import newest_start, visible_checkpoints
 from rljob_trainer.checkpoints.layout import CheckpointFolder, is_committed
 from rljob_trainer.checkpoints.storage import CHECKPOINTS
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, described
 from rljob_trainer.source_paths import RUN_SCHEME
 
 MODEL_CONFIG = "model-config"
@@ -62,14 +59,7 @@ class RunCheckpoint:
     model_config: Path
     """The folder with the configuration and tokenizer of its model."""
     checkpoint: CheckpointFolder
-
-    def trained_model(self) -> TrainedModel:
-        """Reads what the run has recorded about its model. Raises CheckpointError."""
-        path = self.model_config / TRAINED_MODEL_FILE
-        try:
-            return read_document(TrainedModel, json.loads(path.read_bytes()), CHECKPOINT).value
-        except (OSError, ValueError, ValidationError) as error:
-            raise CheckpointError(f"{path}: cannot be read ({error}); start from the run's export instead") from error
+    trained: TrainedModel
 
 
 def find_run_checkpoint(source: str, base_folder: Path, where: str) -> RunCheckpoint:
@@ -97,7 +87,7 @@ def find_run_checkpoint(source: str, base_folder: Path, where: str) -> RunCheckp
             f"{seen} has checkpoints, but no {MODEL_CONFIG}/ with the configuration and tokenizer of its model (looked "
             f"for {run_folder / MODEL_CONFIG}); name the run's export instead, such as {path}/export"
         )
-    return RunCheckpoint(run_folder / MODEL_CONFIG, checkpoint)
+    return RunCheckpoint(run_folder / MODEL_CONFIG, checkpoint, _trained_model(run_folder / MODEL_CONFIG, seen))
 
 
 def converted_folder(run_folder: Path, source: str) -> Path:
@@ -134,6 +124,16 @@ def _folders(path: Path) -> tuple[Path, Path]:
         if (run_folder / MODEL_CONFIG).is_dir() and root.is_dir():
             return run_folder, root
     return path, path / CHECKPOINTS
+
+
+def _trained_model(model_config: Path, seen: str) -> TrainedModel:
+    path = model_config / TRAINED_MODEL_FILE
+    try:
+        return read_document(TrainedModel, json.loads(path.read_bytes()), CHECKPOINT).value
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{seen}: {path} cannot be read ({described(error)}); name the run's export instead"
+        ) from error
 
 
 def _checkpoint(root: Path, step: int | None, seen: str) -> CheckpointFolder:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from shutil import rmtree
+from shutil import copyfile, rmtree
 
 import torch
 
@@ -24,6 +24,7 @@ from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.export import write_huggingface
 from rljob_trainer.checkpoints.load import open_checkpoint
 from rljob_trainer.checkpoints.run_source import (
+    CONFIG_FILE,
     INITIAL_MODELS,
     RunCheckpoint,
     TrainedModel,
@@ -87,14 +88,14 @@ def _convert(found: RunCheckpoint, folder: Path, cache_folder: Path, seen: str, 
     def report(num_read: int, num_tensors: int) -> None:
         doing(f"converts the checkpoint of step {found.checkpoint.step}; {num_read} of {num_tensors} tensors read")
 
-    started, path = time.monotonic(), found.checkpoint.path
+    started, path, trained = time.monotonic(), found.checkpoint.path, found.trained
     try:
-        weights, trained = open_checkpoint(path), found.trained_model()
+        weights = open_checkpoint(path)
         if trained.lora is None:
             write_huggingface(folder, found.model_config, weights, MODEL_PREFIX, torch.float32, on_progress=report)
         else:
             base = Model(source=trained.source, revision=trained.revision)
-            base_folder = ModelLocation(base, cache_folder, Path("/")).folder()
+            base_folder = _base_folder(base, cache_folder, seen)
             adapters = AdapterSettings(trained.lora, trained.seed)
             write_merged_huggingface(
                 folder, base_folder, weights, ADAPTER_PREFIX, adapters, base, torch.float32, report
@@ -103,7 +104,20 @@ def _convert(found: RunCheckpoint, folder: Path, cache_folder: Path, seen: str, 
         raise ConfigurationError(
             f"{seen}: the checkpoint {path} is damaged ({error}); name another step of the run with @step-N"
         ) from error
+    # An export of the new run has the precision of this configuration.
+    copyfile(found.model_config / CONFIG_FILE, folder / CONFIG_FILE)
     log.info("%s: converted step %d of %s in %.0f s", seen, found.checkpoint.step, path, time.monotonic() - started)
+
+
+def _base_folder(base: Model, cache_folder: Path, seen: str) -> Path:
+    """The folder of the model that adapters were trained on."""
+    try:
+        return ModelLocation(base, cache_folder, Path("/")).folder()
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{seen}: its checkpoints have only adapters, and the model that they were trained on cannot be used "
+            f"({error}); restore it, or name the run's export instead"
+        ) from error
 
 
 def _with_sources(spec: RLJobSpec, changed: Callable[[str, str], str]) -> RLJobSpec:
