@@ -67,6 +67,18 @@ def with_run_models(
     return job.model_copy(update={"spec": _with_sources(job.spec, folder_of)})
 
 
+def with_run_names(job: TrainerJob, named: TrainerJob, run_folder: Path) -> TrainerJob:
+    """Returns the job with the sources `run://...` of the job `named` in place of the folders of converted models."""
+    names: dict[str, str] = {}
+
+    def remember(_field: str, source: str) -> str:
+        names[str(converted_folder(run_folder, source))] = source
+        return source
+
+    _with_sources(named.spec, remember)
+    return job.model_copy(update={"spec": _with_sources(job.spec, lambda _, source: names.get(source, source))})
+
+
 def trained_model(job: TrainerJob, location: ModelLocation) -> TrainedModel:
     """Returns the record of the policy's initial model for later runs that start from this run's checkpoints."""
     model, training = location.model, job.spec.training
