@@ -4,22 +4,21 @@ on a step whose worker groups are fakes."""
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.messages import Mentions
-from rljob_testing.training import stub_step, training_runs
+from rljob_testing.training import stub_step
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.evaluations.evaluation import Evaluation, evaluation_error
+from rljob_trainer.controller.evaluations.evaluation import EvaluationResult, evaluation_error
 from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons, too_many_excluded
 from rljob_trainer.errors import ResourceError, RewardError
-from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED, PROMPT_TOKEN_IDS, REWARDS, SAMPLE_SEEDS, TOKENS
 
@@ -345,16 +344,11 @@ def test_a_batch_without_any_score_is_an_error_without_a_limit_too_and_advises_s
 def test_a_job_that_only_evaluates_fails_if_too_many_responses_have_no_score(
     scores: Scores, max_rate: float, has_failed: bool
 ) -> None:
-    small = training_runs.held_out(3, 1) | {"numSamples": 0, "name": "small", "atStart": False}
-    document = training_runs.small_job(evaluations=[small])
-    training = RLJob.from_wire(document).spec.training
     phase = stub_step.step_of({"advantage": PLAIN}, {"score": 1.0}, {"score": scores}).step.rollout
     prompts = [each.row for each in stub_step.PROMPTS]
-    evaluation = Evaluation(training.evaluations[0], training, prompts, phase, PhaseTimer(time.perf_counter))
-    evaluation.greedy = stub_step.SAMPLING
-    assert not evaluation.is_due(0, 4)
-    assert evaluation.is_due(0, 0)
-    error = evaluation_error([evaluation.run(0)], max_rate)
+    seeds_B = torch.zeros(3, dtype=torch.int64)
+    rollout = phase.run(prompts, 1, stub_step.SAMPLING, seeds_B, seeds_B, {"score": 1.0})
+    error = evaluation_error([EvaluationResult("small", {}, (), {SampleKind.GREEDY: rollout})], max_rate)
     assert (error is not None) == has_failed
     if error is not None:
         assert isinstance(error, ResourceError)

@@ -36,6 +36,7 @@ ENVIRONMENT_STREAM = 9
 class EvaluationResult:
     """What one evaluation found."""
 
+    name: str
     metrics: Metrics
     samples: Sequence[Sample]
     """All responses."""
@@ -81,7 +82,7 @@ class Evaluation:
         scored = {kind: _scored_responses(samples[kind], found) for kind, found in rollouts.items()}
         metrics = evaluation_metrics(self.spec, scored.get(SampleKind.GREEDY, []), scored.get(SampleKind.SAMPLED, []))
         of_this = [replace(each, evaluation=self.spec.name) for found in samples.values() for each in found]
-        return EvaluationResult(metrics, of_this, rollouts)
+        return EvaluationResult(self.spec.name, metrics, of_this, rollouts)
 
     def _responses(self, kind: SampleKind, num_samples: int) -> Rollout:
         """Generates and scores `num_samples` responses to each prompt."""
@@ -108,7 +109,7 @@ def evaluation_error(results: Sequence[EvaluationResult], max_rate: float) -> Tr
         num_excluded = sum(int(found.is_excluded_B.sum()) for found in rollouts)
         if num_excluded > max_rate * num_responses or num_excluded == num_responses:
             reasons = sum((found.reasons() for found in rollouts), Reasons())
-            counted = f"{num_excluded} of {num_responses} responses of evaluation {each.samples[0].evaluation}"
+            counted = f"{num_excluded} of {num_responses} responses of evaluation {each.name}"
             return too_many_excluded(counted, max_rate, "the responses of an evaluation", reasons)
     return None
 
