@@ -40,6 +40,9 @@ def test_examples_for_clusters_are_complete(path: Path) -> None:
     assert cluster_violations(job.spec, has_default_image=True) == ()
     storage = job.spec.checkpoint.storage
     assert storage is not None
+    if path.stem == "quickstart-s3":
+        assert storage.s3 is not None
+        return
     claim = YAML(typ="safe", pure=True).load(EXAMPLES / "storage.yaml")
     assert storage.persistent_volume_claim == claim["metadata"]["name"]
 

@@ -32,6 +32,12 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.workers.columns import NUM_TOKENS
 
+WITH_KL_IN_REWARD = 1e-4
+"""The KL of a token is a small difference of two log-probabilities of about -4, each rounded by up to 2.4e-7. After one
+step it is about 1e-3, and is multiplied by the coefficient 4. So another order of sums changes an advantage by up to
+1e-6 per token, and the gradients by more than `compare.RELATIVE`. The KL of another response changes them by more than
+0.1."""
+
 
 @dataclass(frozen=True)
 class Results:
@@ -68,9 +74,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
     )
 
 
-def assert_same(found: step_cases.Outcome, expected: step_cases.Outcome) -> None:
+def assert_same(found: step_cases.Outcome, expected: step_cases.Outcome, relative: float = compare.RELATIVE) -> None:
     assert len(found.gradients) == len(expected.gradients)
-    assert max(map(compare.relative_difference, found.gradients, expected.gradients)) < compare.RELATIVE
+    assert max(map(compare.relative_difference, found.gradients, expected.gradients)) < relative
     compare.assert_same_metrics(found.metrics, expected.metrics)
 
 
@@ -191,7 +197,7 @@ def test_kl_in_the_reward_belongs_to_its_response(seen: Results) -> None:
     assert compare.relative_difference(one.gradients[0], without.gradients[0]) > 0.1
     assert one.metrics[KL_LOSS] > 0
     for outcome in seen.steps["advantage, two workers"]:
-        assert_same(outcome, one)
+        assert_same(outcome, one, WITH_KL_IN_REWARD)
 
 
 @pytest.mark.parametrize("name", ["advantage on tokens", "advantage on tokens, two workers"])
@@ -199,7 +205,7 @@ def test_a_token_advantage_sees_groups_and_kl_of_trained_responses(seen: Results
     [one] = seen.steps["advantage"]
     on_controller = {ADVANTAGE_MEAN: one.metrics[ADVANTAGE_MEAN]}
     for outcome in seen.steps[name]:
-        assert_same(replace(outcome, metrics=outcome.metrics | on_controller), one)
+        assert_same(replace(outcome, metrics=outcome.metrics | on_controller), one, WITH_KL_IN_REWARD)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "bfloat16, in tiles"])

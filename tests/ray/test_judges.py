@@ -98,7 +98,7 @@ def test_a_run_with_a_judge_and_a_group_function(run_trainer: training_runs.RunT
     assert SECRET not in run.terminal
 
 
-def test_a_judge_that_refuses_all_requests_ends_the_run_without_a_score(
+def test_a_judge_that_rejects_all_requests_ends_the_run_without_a_score(
     run_trainer: training_runs.RunTrainer, cluster: str
 ) -> None:
     def answer(received: Received) -> Answer:
@@ -119,7 +119,7 @@ def test_a_judge_that_refuses_all_requests_ends_the_run_without_a_score(
     assert "maxFailureRate: 32 of 32 responses of the last 2 steps were excluded" in state.error.message
     assert "judge UNREACHABLE: 32" in state.error.message
     logs = "\n".join(path.read_text() for path in (run.files.folder / "logs").rglob("*") if path.is_file())
-    assert "answered HTTP status 403: your quota is used up" in logs
+    assert "returned HTTP status 403: your quota is used up" in logs
     assert run.files.series("critic/rewards/mean") == []
     assert run.files.series("reward/judge/unreachable_rate") == [1.0, 1.0]
 
@@ -136,7 +136,7 @@ def test_a_job_whose_judge_cannot_work_ends_before_a_device_is_used(
     assert error is not None
     if is_key_set:
         assert "judge (reward judge): the judge cannot be used: " in error.message
-        assert "answered HTTP status 404: no model referee; check url, model and keyVariable" in error.message
+        assert "returned HTTP status 404: no model referee; check url, model and keyVariable" in error.message
     else:
         assert "keyVariable (reward judge): the environment variable JUDGE_KEY is not set" in error.message
         assert not server.received

@@ -319,6 +319,8 @@ def test_a_killed_sandbox_is_a_failure_of_the_machine_and_not_a_score(pool: Scor
     (outcome,) = pool.submit([request]).result()
     assert (outcome.status, outcome.score) == (RewardStatus.OK, 1.0)
     assert pool.process_ids() != [first]
+    log = (tmp_path / "reward-score-0.log").read_text()
+    assert "the sandbox's parent process (zygote) was killed by SIGKILL, probably because the machine is out of" in log
     endless = RewardRequest("", "```python\nopen('begun', 'w')\nwhile True: pass\n```", SUM, {})
     future, seen = pool.submit([endless]), set[int]()
     for _ in range(2):

@@ -19,7 +19,7 @@ from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.services import service
 from rljob_trainer.rewards.services.judge import Judge, filled_rubric
-from rljob_trainer.rewards.services.remote import RewardServer
+from rljob_trainer.rewards.services.reward_server import RewardServer
 from rljob_trainer.rewards.services.scorers import JudgeScorer, RemoteScorer
 
 WHERE = "spec.training.rewards[0].judge (reward style)"
@@ -126,16 +126,16 @@ def test_an_answer_becomes_a_score(spec: JudgeScorer, text: str, score: float, s
 @pytest.mark.parametrize(
     ("spec", "found", "problem"),
     [
-        (JUDGE, completion("I like it."), "judge.pattern does not match; it answered 'I like it.'"),
-        (JUDGE, completion("", finish_reason="length"), "does not match (it was truncated at max_tokens of"),
-        (JUDGE, completion(None), "judge.pattern does not match; it answered ''"),
+        (JUDGE, completion("I like it."), "judge.pattern does not match; last answer: 'I like it.'; fix judge.pattern"),
+        (JUDGE, completion("", finish_reason="length"), "(the answer was truncated at judge.request.max_tokens)"),
+        (JUDGE, completion(None), "judge.pattern does not match; last answer: ''"),
         (JUDGE, completion("Score: 6"), "6 is not on the scale from 1 to 5"),
         (JUDGE, completion("Score: nan"), "nan is not on the scale"),
         (JUDGE, completion("Score: high"), "'high' is not a number"),
         (LABELS, completion("Verdict: 1"), "'1' is none of judge.labels (Good, bad)"),
     ],
 )
-def test_an_answer_that_cannot_be_read_is_an_error_after_a_second_request(
+def test_an_answer_that_cannot_be_parsed_is_an_error_after_a_second_request(
     spec: JudgeScorer, found: Answer, problem: str, server: RewardService
 ) -> None:
     server.answers(found)
@@ -151,13 +151,13 @@ def test_an_answer_that_cannot_be_read_is_an_error_after_a_second_request(
 
 FINE = completion("Score: 3")
 FAILURES = {
-    "page": (Answer("<html>Bad gateway</html>"), "did not answer with valid JSON; it answered <html>Bad gateway"),
-    "list": (Answer("[1]"), "did not answer with a JSON object"),
-    "empty": (Answer(""), "did not answer with valid JSON; it answered an empty body"),
-    "truncated JSON": (Answer(FINE.body[:40]), "did not answer with valid JSON"),
-    "no choices": (Answer('{"choices": []}'), "gave no chat completion"),
-    "busy": (Answer('{"error": {"message": "slow down"}}', 429), "answered HTTP status 429: slow down"),
-    "down": (Answer('{"detail": "starting"}', 503), "answered HTTP status 503: starting"),
+    "page": (Answer("<html>Bad gateway</html>"), "did not return valid JSON (seen: <html>Bad gateway</html>)"),
+    "list": (Answer("[1]"), "did not return a JSON object (seen: [1])"),
+    "empty": (Answer(""), "did not return valid JSON (seen: an empty body)"),
+    "truncated JSON": (Answer(FINE.body[:40]), "did not return valid JSON"),
+    "no choices": (Answer('{"choices": []}'), "did not return a chat completion"),
+    "busy": (Answer('{"error": {"message": "slow down"}}', 429), "returned HTTP status 429: slow down"),
+    "down": (Answer('{"detail": "starting"}', 503), "returned HTTP status 503: starting"),
     "closed": (replace(FINE, num_bytes_sent=0), "ServerDisconnectedError"),
     "broken off": (replace(FINE, num_bytes_sent=20), "ClientPayloadError"),
 }
@@ -178,6 +178,18 @@ def test_a_failing_service_is_called_again_and_never_gives_a_score(name: str, se
     assert len(server.received) == service.MAX_ATTEMPTS
 
 
+def test_a_reply_that_is_too_long_gives_no_score(monkeypatch: pytest.MonkeyPatch, server: RewardService) -> None:
+    monkeypatch.setattr(service, "MAX_REPLY_BYTES", 1 << 20)
+    padded = f'{FINE.body[:-1]}, "padding": "{"x" * (1 << 20)}"}}'
+    server.answers(Answer(padded))
+    [outcome] = judged(replace(JUDGE, url=server.url), "r")
+    assert (outcome.status, outcome.score) == ("UNREACHABLE", None)
+    assert "returned more than 1 MiB; a reward service must return a smaller JSON object (seen: " in outcome.detail
+    monkeypatch.setattr(service, "MAX_REPLY_BYTES", len(padded))
+    [outcome] = judged(replace(JUDGE, url=server.url), "r")
+    assert (outcome.status, outcome.score) == ("OK", 0.5)
+
+
 def test_a_service_that_is_too_slow_or_gone_gives_no_score(server: RewardService) -> None:
     def slow(_: Received) -> Answer:
         time.sleep(0.6)
@@ -186,24 +198,25 @@ def test_a_service_that_is_too_slow_or_gone_gives_no_score(server: RewardService
     server.answer = slow
     [outcome] = judged(replace(JUDGE, url=server.url, timeout_seconds=0.1), "r")
     assert (outcome.status, outcome.score) == ("UNREACHABLE", None)
-    assert "did not answer within 0.1 s (6 attempts)" in outcome.detail
+    assert "did not reply within 0.1 s (6 attempts)" in outcome.detail
     [outcome] = judged(replace(JUDGE, url=f"http://127.0.0.1:{free_port()}"), "r")
     assert (outcome.status, outcome.score) == ("UNREACHABLE", None)
     assert "ClientConnectorError" in outcome.detail
 
 
-def test_a_refusal_is_not_tried_again_and_shows_no_key(monkeypatch: pytest.MonkeyPatch, server: RewardService) -> None:
+def test_a_rejection_is_not_retried_and_shows_no_key(monkeypatch: pytest.MonkeyPatch, server: RewardService) -> None:
     monkeypatch.setenv("JUDGE_KEY", SECRET)
     spec = replace(JUDGE, key_variable="JUDGE_KEY")
-    refusal = Answer(json.dumps({"error": {"message": f"Incorrect API key {SECRET}"}}), 401)
-    server.answers(refusal)
+    rejection = Answer(json.dumps({"error": {"message": f"Incorrect API key {SECRET}"}}), 401)
+    server.answers(rejection)
     [outcome] = judged(replace(spec, url=server.url), "r")
     with pytest.raises(ConfigurationError) as caught:
         probed(replace(spec, url=server.url))
     assert (outcome.status, outcome.score) == ("UNREACHABLE", None)
-    assert outcome.detail == f"{server.url}/chat/completions answered HTTP status 401: Incorrect API key ***"
+    problem = f"cannot be used: {server.url}/chat/completions returned HTTP status 401: Incorrect API key ***"
+    assert outcome.detail == problem
     assert [each.key for each in server.received] == [f"Bearer {SECRET}"] * 2
-    assert str(caught.value).startswith(f"{WHERE}: the judge cannot be used: {server.url}/chat/completions answered")
+    assert str(caught.value).startswith(f"{WHERE}: the judge {problem}")
     assert str(caught.value).endswith("Incorrect API key ***; check url, model and keyVariable")
     monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(ConfigurationError, match=r"environment variable JUDGE_KEY is not set; set it in spec\.env"):
@@ -328,11 +341,11 @@ def test_a_reward_server_scores_batches_by_either_protocol(server: RewardService
     [
         ('{"scores": [1]}', "returned 1 scores for 2 responses"),
         ('{"scores": 1}', "returned a int for 2 responses; return a list with one number for each"),
-        ('{"score": [1, 2]}', 'answered without "scores" (its answer has: score)'),
+        ('{"score": [1, 2]}', 'returned a JSON object without "scores" (keys: score); return {"scores": ['),
         ('{"scores": "12"}', "returned a str for 2 responses"),
     ],
 )
-def test_a_wrong_answer_of_a_reward_server_is_an_error_of_its_batch(
+def test_a_wrong_reply_of_a_reward_server_is_an_error_of_its_batch(
     server: RewardService, body: str, problem: str
 ) -> None:
     found = scored_remotely(server, Answer(body), "r", "s")

@@ -153,7 +153,7 @@ class JudgeReward(WireModel):
 
 
 class RemoteReward(WireModel):
-    """A server that gets `{prompts, responses, answers, rows}` and answers `{scores}`.
+    """A server that gets `{prompts, responses, answers, rows}` and returns `{scores}`.
 
     The protocol of OpenRLHF (`{query, prompts, labels}` and `{rewards}`) works, too."""
 

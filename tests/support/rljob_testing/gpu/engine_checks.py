@@ -173,13 +173,13 @@ def check_whole_experts(hybrid: Hybrid) -> None:
     assert set(experts.values()) == {hybrid.received.num_updates}
 
 
-def weights_forgotten(case: DeviceContext) -> None:
-    """Level 2: the engine is built and gets two updates."""
+def weights_discarded(case: DeviceContext) -> None:
+    """Level 2, which discards the weights: the engine is built and gets two updates."""
     check_versions(case, vllm_hybrid(case, "qwen3 tied", 2), (2, 2, 2))
 
 
 def weights_kept(case: DeviceContext) -> None:
-    """Level 1, as with adapters and with `syncEverySteps`."""
+    """Level 1, which keeps the weights, as with adapters and with `syncEverySteps`."""
     check_versions(case, vllm_hybrid(case, "qwen3 tied", 1), (1, 1, 1))
 
 
@@ -211,8 +211,8 @@ def experts(case: DeviceContext) -> None:
     check_whole_experts(hybrid)
 
 
-def adapters_asleep(case: DeviceContext) -> None:
-    """Adapters beside base weights that are kept asleep."""
+def adapters_beside_kept_weights(case: DeviceContext) -> None:
+    """Adapters beside base weights that are kept during sleep."""
     check_versions(case, vllm_hybrid(case, "qwen3", 1, LORA), (1, 1, 1))
 
 

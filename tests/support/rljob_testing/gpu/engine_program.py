@@ -70,12 +70,12 @@ class Check:
 
 
 CHECKS = (
-    Check("weights forgotten asleep (level 2)", "engine_checks:weights_forgotten", 120),
-    Check("weights kept asleep (level 1)", "engine_checks:weights_kept", 90),
+    Check("weights discarded during sleep (level 2)", "engine_checks:weights_discarded", 120),
+    Check("weights kept during sleep (level 1)", "engine_checks:weights_kept", 90),
     Check("memory timeline", "engine_checks:memory_timeline", 90),
     Check("tensorParallel: 2", "engine_checks:tensor_parallel", 120, num_ranks=2),
     Check("whole experts", "engine_checks:experts", 90),
-    Check("adapters, base kept asleep", "engine_checks:adapters_asleep", 90),
+    Check("adapters, base weights kept during sleep", "engine_checks:adapters_beside_kept_weights", 90),
     Check("adapters in BFloat16", "engine_checks:adapters_in_16_bits", 90),
     Check("SmolLM2 learns", "engine_jobs:smollm2_learns", 240, joins=False),
     Check("step time beside TRL", "engine_jobs:step_time", 240, joins=False),

@@ -50,13 +50,15 @@ class RewardStatus(StrEnum):
 
     OK = "OK"
     ERROR = "ERROR"
-    """The scorer raised an exception or returned an invalid score. Not retried."""
+    """The scorer raised an exception or returned an invalid score. Not retried, except that a judge is asked once more
+    if its answer cannot be parsed."""
     TIMEOUT = "TIMEOUT"
     """The scorer exceeded its time limit, also in a second attempt, and its process was killed."""
     DIED = "DIED"
     """The scorer's process crashed, exited or broke its connection, also in a second attempt."""
     UNREACHABLE = "UNREACHABLE"
-    """A service that the scorer calls could not be reached in 4 attempts (see `unreachable` for what counts)."""
+    """A service that the scorer calls could not be reached in 4 attempts (see `unreachable` for what counts); 6 for a
+    judge or a reward server."""
     KILLED = "KILLED"
     """SIGKILL ended the process, and then a second process that scored the same request. Memory probably ran out, so
     the response is not to blame, and no policy applies: the attempt of the job ends."""
@@ -138,7 +140,7 @@ class CallSettings:
     max_calls: int = 1
     """Calls at the same time in one process, of a scorer with AsyncCalls."""
     retries_unreachable: bool = True
-    """Whether the pool tries again if a service is unreachable. False for a scorer that does this itself."""
+    """Whether the pool retries if a service is unreachable. False for a scorer that retries by itself."""
 
 
 class ScorerSpec(Protocol):

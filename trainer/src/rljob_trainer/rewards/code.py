@@ -22,18 +22,18 @@ from rljob_trainer.sandbox.sandbox import ProgramLimits, Sandbox, SandboxError, 
 FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
 """The line before or after a block: its indentation, the fence, and the name of a language."""
 MAX_OUTPUT_BYTES = 1 << 20
-"""What a program may write beyond twice the length of the expected output."""
+"""A program may write this much plus twice the length of the expected output."""
 POOL_SECONDS = 60.0
-"""The pool kills a scoring process this long after the time limit of a response: it is the sandbox that ends slow
-code, so a scoring process that takes longer has failed itself."""
+"""The pool kills a scoring process this long after the time limit of a response: the sandbox ends slow code, so a
+scoring process that takes longer has failed itself."""
 
 
 @dataclass(frozen=True)
 class CodeScorer:
     """The fraction of the row's tests that the code in the last fenced block of a response passes.
 
-    Each test runs in a process of its own. The score says nothing if the sandbox fails: then this process ends, and the
-    pool tries the response again in another one.
+    Each test runs in a process of its own. If the sandbox fails, this process ends, and the pool scores the response
+    again in another one.
     """
 
     where: str
@@ -46,7 +46,7 @@ class CodeScorer:
     name: str = "Code"
 
     def load(self) -> Scorer:
-        """Starts the sandbox and tries it. Raises ConfigurationError if this machine cannot confine code."""
+        """Starts the sandbox and tests it. Raises ConfigurationError if this machine cannot confine code."""
         try:
             sandbox = Sandbox(self.memory_bytes)
             trial = sandbox.run(Mode.SCRIPT, {"code": _TRIAL}, b"", ProgramLimits(60.0, MAX_OUTPUT_BYTES))
@@ -54,8 +54,8 @@ class CodeScorer:
             _end_process(error)
         except SandboxError as error:
             raise ConfigurationError(
-                f"{self.where}: the code of responses cannot be confined on this machine: {error}; run the job on "
-                "Linux with seccomp, in a container whose seccomp profile allows it (such as RuntimeDefault)"
+                f"{self.where}: the code of responses cannot be confined on this machine: {error} (the sandbox needs "
+                "Linux with seccomp, in a container whose seccomp profile allows it, such as RuntimeDefault)"
             ) from error
         if trial.failure or trial.output != b"confined\n":
             raise ConfigurationError(
@@ -165,7 +165,7 @@ def _statement_failure(failure: str, result: bytes) -> str:
 
 def _end_process(error: SandboxError) -> NoReturn:
     """Ends this scoring process, because its sandbox has failed. The pool then scores the response again in another
-    process; after SIGKILL it treats the end as a lack of memory, which no policy turns into a score."""
+    process. After SIGKILL it reports that memory ran out, which no policy turns into a score."""
     print(f"sandbox: {error}", flush=True)
     if isinstance(error, SandboxKilledError):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Decides whether an exception of a scorer means that a service which it calls cannot be reached.
 
-Such an error says nothing about the response, so the pool tries again later. An error of the scorer's own code must not
+Such an error says nothing about the response, so the pool retries later. An error of the scorer's own code must not
 be hidden, so only exceptions of known kinds count. Libraries are recognized by the names of their exception classes,
 without importing them.
 """

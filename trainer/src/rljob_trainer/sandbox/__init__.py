@@ -1,10 +1,15 @@
 """Runs the code of a response in a process that the kernel confines. Tests of rewards of type Code use it.
 
-`sandbox.py` is the scoring process's side: it starts a zygote, gives it programs, and watches time, output, threads and
-files. `zygote.py` is a small process without data of the run; it forks one child for each program. `confinement.py`
-confines that child, with `seccomp.py` (the system calls in `system_calls.py`) and `landlock.py`. `programs.py` is what
-the child then does, and `exchange.py` how the two processes of an assert statement exchange values.
+In the scoring process, `sandbox.py` starts a zygote and sends it programs; `watching.py` collects what their processes
+write, and kills them at the limits of time, output, threads and files.
 
-The modules of the zygote (all except `sandbox.py`) import only the standard library, so that it starts quickly and has
-little memory that could be read.
+The zygote (`zygote.py`) is a small process without data of the run. It forks one child for each program, in which
+`confinement.py` takes away rights, with `seccomp.py` (the rules are in `system_calls.py`) and `landlock.py`.
+`programs.py` then runs the program, and `exchange.py` connects the two processes of an assert statement. `settings.py`
+removes all environment variables. These modules import only the standard library and each other, so that the zygote
+starts quickly and has little memory that could be read. It also loads modules that programs often import, such as
+NumPy.
+
+A program cannot start a process: seccomp allows `clone` only with the flags of a thread, and no other call that creates
+a process or executes a file (`fork`, `vfork`, `execve`).
 """

@@ -12,6 +12,7 @@ import struct
 import sys
 import sysconfig
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from rljob_trainer.sandbox import landlock, seccomp
@@ -22,7 +23,6 @@ MAX_FILE_BYTES = 16 << 20
 """The limit of one file; the folder's total is watched from outside."""
 SECONDS_TO_SIGKILL = 5
 """Seconds of CPU time between SIGXCPU and SIGKILL. The parent ends the process earlier."""
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _MACHINE_FILES = (
@@ -30,6 +30,14 @@ _MACHINE_FILES = (
     *("/dev/zero", "/dev/urandom", "/dev/random"),
 )
 """Shared libraries, time zones and devices without state."""
+
+
+class _Operation(IntEnum):
+    """Operations of prctl."""
+
+    PR_SET_PDEATHSIG = 1
+    PR_SET_DUMPABLE = 4
+    PR_SET_NO_NEW_PRIVS = 38
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Layers:
-    """What confines code on this machine, besides seccomp and resource limits, without which nothing runs."""
+    """The optional protections of this machine. Seccomp and resource limits are mandatory."""
 
     machine: str
     landlock_abi: int
@@ -61,19 +69,19 @@ class Layers:
         return (
             "seccomp, resource limits; this kernel has no Landlock, so the code of responses cannot write files, but "
             "can read all files that the trainer's user can read, such as mounted secrets and environment variables "
-            "in /proc"
+            "in /proc; use a kernel from 5.13 with Landlock enabled, or keep secrets out of the trainer's pod"
         )
 
 
 def available_layers() -> Layers | str:
-    """What this machine can do; a reason if it cannot confine code."""
+    """Returns the available protections, or why code cannot be confined here."""
     machine = os.uname().machine
     return seccomp.why_unavailable(machine) or Layers(machine, landlock.available_abi())
 
 
 def readable_files() -> list[str]:
-    """The files that Python needs: its libraries, which include installed packages, and those of the machine. Without
-    files below others, because each of them costs 0.1 ms per process."""
+    """The files that Python needs: its libraries, which include installed packages, and those of the machine. Omits
+    paths inside another listed folder, because each path costs 0.1 ms per process."""
     library_folder = sysconfig.get_config_var("LIBDIR")
     found = {os.path.realpath(path) for path in (*sys.path, library_folder, *_MACHINE_FILES) if path}
     existing = sorted(path for path in found if os.path.exists(path))
@@ -81,15 +89,15 @@ def readable_files() -> list[str]:
 
 
 def confine(layers: Layers, limits: Limits, readable: list[str], folder: Path | None) -> None:
-    """Confines this process, which must have one thread. Raises OSError if the kernel refuses a step; then the process
+    """Confines this process, which must have one thread. Raises OSError if the kernel rejects a step; then the process
     must end."""
     library = ctypes.CDLL(None, use_errno=True)
-    # The first victim if memory runs out.
+    # Makes the OOM killer choose this process first.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     _set_resource_limits(limits)
-    _prctl(library, _PR_SET_PDEATHSIG, signal.SIGKILL)
-    _prctl(library, _PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(library, _Operation.PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(library, _Operation.PR_SET_NO_NEW_PRIVS, 1)
     _drop_capabilities(library, layers.machine)
     if layers.landlock_abi:
         landlock.restrict(layers.landlock_abi, readable, folder)
@@ -102,7 +110,7 @@ def confine(layers: Layers, limits: Limits, readable: list[str], folder: Path | 
 def make_unreadable(library: ctypes.CDLL | None = None) -> None:
     """Makes the memory and the environment of this process unreadable for other processes of the same user. Needed
     only without Landlock, which does the same for all processes outside of the sandbox."""
-    _prctl(library or ctypes.CDLL(None, use_errno=True), _PR_SET_DUMPABLE, 0)
+    _prctl(library or ctypes.CDLL(None, use_errno=True), _Operation.PR_SET_DUMPABLE, 0)
 
 
 def _set_resource_limits(limits: Limits) -> None:
@@ -125,9 +133,9 @@ def _set_resource_limits(limits: Limits) -> None:
 def _drop_capabilities(library: ctypes.CDLL, machine: str) -> None:
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     if library.syscall(_CAPSET[machine], header, bytes(24)):
-        raise OSError(ctypes.get_errno(), "capset: the kernel refused to drop capabilities")
+        raise OSError(ctypes.get_errno(), "capset: the kernel rejected dropping the capabilities")
 
 
-def _prctl(library: ctypes.CDLL, operation: int, value: int) -> None:
+def _prctl(library: ctypes.CDLL, operation: _Operation, value: int) -> None:
     if library.prctl(operation, *(ctypes.c_ulong(each) for each in (value, 0, 0, 0))):
-        raise OSError(ctypes.get_errno(), f"prctl({operation}): refused by the kernel")
+        raise OSError(ctypes.get_errno(), f"prctl({operation.name}): rejected by the kernel")

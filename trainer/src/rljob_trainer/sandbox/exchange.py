@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO, NoReturn
 
 MAX_ITEMS = 100_000
-"""The most items that the statement gets when it iterates over a value of another kind, such as a generator."""
+"""The maximum number of items when the statement iterates over a value of another kind, such as a generator."""
 
 
 class UnsupportedTest(Exception):
@@ -48,7 +48,7 @@ def encode(value: object, keep: Callable[[object], int]) -> object:
 
 
 def decode(value: object, find: Callable[[int], object]) -> object:
-    """The value of its JSON. `find` returns the value with a number."""
+    """Decodes a value that `encode` has written. `find` returns the value with a number."""
     match value:
         case list():
             return [decode(each, find) for each in value]
@@ -68,7 +68,7 @@ def decode(value: object, find: Callable[[int], object]) -> object:
 
 
 def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answers the requests of the statement's process, in the process of the code."""
+    """The server, in the process of the code: replies to the requests of the statement's process."""
     kept: list[object] = []
 
     def keep(value: object) -> int:
@@ -97,7 +97,7 @@ def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO
 
 
 class Connection:
-    """The statement's side: sends requests to the process of the code."""
+    """The client, in the process of the assert statement: sends requests to the process of the code."""
 
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
         self._requests = requests
@@ -111,7 +111,8 @@ class Connection:
         arguments: Sequence[object] = (),
         keywords: Mapping[str, object] | None = None,
     ) -> object:
-        """What the code returns. Raises the builtin exception with the name of what the code raised, or Exception."""
+        """Returns the value that the code returns. If the code raises an exception, raises the builtin exception of the
+        same name, or Exception if there is none."""
         message = {
             "action": action,
             "target": target,
@@ -137,7 +138,7 @@ class Connection:
         return Remote(self, number)
 
     def _update(self, argument: object, changed: object) -> None:
-        """Changes a list, dictionary or set that the code has changed."""
+        """Applies the change that the code has made to a list, dictionary or set."""
         if not isinstance(argument, list | dict | set) or encode(argument, _number_of) == changed:
             return
         value = decode(changed, self._remote)
@@ -170,8 +171,8 @@ class Remote:
 
 
 class Names(dict[str, object]):
-    """The global names of a statement: those that it does not define itself, and that are not builtins, are those of
-    the code."""
+    """The global names of a statement. A name that the statement does not define, and that is not a builtin, is looked
+    up in the process of the code."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()

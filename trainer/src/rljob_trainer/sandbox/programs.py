@@ -1,4 +1,4 @@
-"""What a sandboxed process does: it runs the code of a response as a program, calls one function of it, serves an
+"""The program of a sandboxed process: it runs the code of a response as a script, calls one of its functions, serves an
 assert statement, or runs such a statement.
 
 The parent passes the descriptors. Everything that the code could read in this process belongs to its own test: expected
@@ -37,13 +37,13 @@ from math import *
 from typing import *
 from builtins import *
 """
-"""What is imported before code whose function is called, as LeetCode and the reward functions of DeepCoder and PRIME
-do: solutions of such tasks use `List` and `deque` without an import. The builtins come last, because `math` has another
+"""Runs before code whose function is called, as on LeetCode and in the reward functions of DeepCoder and PRIME:
+solutions of such tasks use `List` and `deque` without an import. The builtins come last, because `math` has another
 `pow`."""
 
 
 USUAL_MODULES = ("dataclasses", "decimal", "enum", "fractions", "io", "json", "statistics", "time", "numpy")
-"""What many programs import besides. NumPy needs 0.2 s to load; it may be missing."""
+"""Further modules that many programs import. NumPy needs 0.2 s to load; it may be missing."""
 
 
 class Mode(StrEnum):
@@ -54,14 +54,14 @@ class Mode(StrEnum):
     CALL = "CALL"
     """Calls `function` with `arguments`, and writes the returned value as JSON into the channel."""
     SERVE = "SERVE"
-    """Defines what the code defines, and answers requests from the first channel in the second one."""
+    """Executes the code, then reads requests from the first channel and writes replies to the second."""
     STATEMENT = "STATEMENT"
     """Runs an assert statement: requests go to the first channel, replies come from the second one, and the result goes
     to the third one."""
 
 
 def load_usual_modules() -> None:
-    """Loads what most programs import, so that processes that are forked later have it."""
+    """Loads the modules that most programs import, so that processes that are forked later have them."""
     exec(PRELUDE, {})
     for name in USUAL_MODULES:
         with contextlib.suppress(ImportError):

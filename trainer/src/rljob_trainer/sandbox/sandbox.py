@@ -1,7 +1,7 @@
 """Runs programs in the sandbox, from a scoring process: starts the zygote, and gives it programs.
 
-A failure of a program is a `Run`. `SandboxError` means that the sandbox itself failed, which says nothing about the
-program.
+`Run.failure` says why a program failed. `SandboxError` means that the sandbox itself failed, which says nothing about
+the program.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ MAX_LINE_CHARACTERS = 200
 """The maximum length of the line of an exception in `Run.failure`."""
 OUTPUT, ERRORS, CHANNEL = 0, 1, 2
 """Indices in `Process.streams`."""
+KILLED = "was killed by SIGKILL, probably because the machine is out of memory; reduce numProcesses or code.memory"
+"""The end of a message, after the name of the process."""
 
 
 class SandboxError(Exception):
@@ -156,10 +158,10 @@ class Sandbox:
         process = Process(reply["pid"], pidfd, folder, streams)
         if not os.read(confined, 1):
             text = os.read(errors, MAX_MESSAGE_BYTES).decode(errors="replace")
-            status = self._reap(process)["status"]
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-                raise SandboxKilledError("a process was killed before the program ran")
-            raise SandboxError(f"a process could not be confined: {text or f'wait status {status}'}")
+            exit_code = os.waitstatus_to_exitcode(self._reap(process)["status"])
+            if exit_code == -signal.SIGKILL:
+                raise SandboxKilledError(f"a process of the sandbox {KILLED}")
+            raise SandboxError(f"a process could not be confined: {text or f'it {_described(exit_code)}'}")
         return process
 
     def _finish(self, processes: Sequence[Process], limits: ProgramLimits) -> list[str]:
@@ -193,9 +195,10 @@ class Sandbox:
         return reply, descriptors
 
     def _ended(self) -> SandboxError:
-        status = self._zygote.wait()
-        kind = SandboxKilledError if status == -signal.SIGKILL else SandboxError
-        return kind(f"the process that starts programs has ended (status {status})")
+        exit_code = self._zygote.wait()
+        if exit_code == -signal.SIGKILL:
+            return SandboxKilledError(f"the sandbox's parent process (zygote) {KILLED}")
+        return SandboxError(f"the sandbox's parent process (zygote) {_described(exit_code)}")
 
 
 @contextlib.contextmanager
@@ -207,17 +210,23 @@ def _folder() -> Iterator[Path]:
 
 def _failure(process: Process, ending: Mapping[str, Any], limit_seconds: float) -> str:
     """Why a process failed, by its wait status and standard error; empty if it did not."""
-    status = ending["status"]
-    if not os.WIFSIGNALED(status):
-        code = os.waitstatus_to_exitcode(status)
+    code = os.waitstatus_to_exitcode(ending["status"])
+    if code >= 0:
         lines = bytes(process.streams[ERRORS].data).decode(errors="replace").strip().splitlines()
         return "" if code == 0 else lines[-1][:MAX_LINE_CHARACTERS] if lines else f"exit code {code}"
-    number = os.WTERMSIG(status)
+    number = -code
     if number == signal.SIGXCPU or (number == signal.SIGKILL and ending["cpu_seconds"] > limit_seconds):
         return "used too much processor time"
     if number == signal.SIGKILL and not process.was_killed:
-        raise SandboxKilledError("a process was killed while it ran a program")
-    return f"ended by signal {signal.Signals(number).name}"
+        raise SandboxKilledError(f"a process that ran a program {KILLED}")
+    return _described(code)
+
+
+def _described(exit_code: int) -> str:
+    """How a process ended; a negative number is a signal, as in `os.waitstatus_to_exitcode`."""
+    return (
+        f"ended by signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    )
 
 
 class Descriptors:

@@ -1,8 +1,9 @@
 """The system calls that sandboxed code may make. All others fail with EPERM.
 
 It is a list of what is allowed, because a list of what is forbidden would be incomplete with every new kernel. Python
-programs that compute, read files and start threads need no others. The numbers are those of x86-64 and of aarch64
-(None: that machine does not have the call).
+programs that compute, read files and start threads need no others. None of them starts a process: `clone` is allowed
+only with the flags of a thread, and `fork`, `vfork` and `execve` are not in the list. The numbers are those of x86-64
+and of aarch64 (None: that machine does not have the call).
 """
 
 from __future__ import annotations
@@ -174,7 +175,8 @@ def rules(machine: str, pid: int, *, may_write_files: bool) -> list[Rule]:
         "openat": (Condition(2, (0,), open_mask),),
         "fcntl": (Condition(1, _FCNTL_COMMANDS),),
         "ioctl": (Condition(1, _IOCTL_COMMANDS),),
-        # A signal to itself, as `os.abort` sends. Not SIGKILL: by that one, the parent knows that memory ran out.
+        # Signals to itself, as `os.abort` sends them. SIGKILL is excluded, because the parent reads SIGKILL as out of
+        # memory.
         "kill": (Condition(0, (pid,)), Condition(1, not_sigkill, is_exclusion=True)),
         "tgkill": (Condition(0, (pid,)), Condition(2, not_sigkill, is_exclusion=True)),
         "prlimit64": (Condition(0, (0, pid)),),

@@ -67,7 +67,8 @@ def _start(
     try:
         child = os.fork()
     except OSError as error:
-        connection.send(json.dumps({"error": f"fork: {error}"}).encode())
+        advice = "increase the pod's limit of processes, or reduce numProcesses"
+        connection.send(json.dumps({"error": f"fork: {error}; {advice}"}).encode())
         return
     if child == 0:
         _be_child(connection, layers, readable, request, descriptors)

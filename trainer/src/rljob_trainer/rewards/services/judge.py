@@ -1,7 +1,7 @@
 """A judge: a language model behind an OpenAI-compatible endpoint scores a response by a rubric.
 
 The rubric is filled with texts that the policy wrote, so they are delimited (see `filled_rubric`). The judge's answer
-is read by a regular expression. An answer that cannot be read is an error of this response and never a score.
+is parsed with a regular expression. An answer that cannot be parsed is an error of this response and never a score.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rljob_trainer.rewards.base import (
     excerpt,
 )
 from rljob_trainer.rewards.final_message import SPECIAL_TOKEN
-from rljob_trainer.rewards.services.service import Counts, Service, ServiceError, ServiceLimits, UnusableAnswerError
+from rljob_trainer.rewards.services.service import Counts, Service, ServiceError, ServiceLimits, UnusableReplyError
 from rljob_trainer.rewards.services.settings import JudgeSettings, key_of
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 OTHER_SPECIAL_TOKEN = re.compile(r"\[/?[A-Z_]{3,40}\]")
 """Mistral's special tokens, such as `[/INST]`."""
 NUM_ANSWERS = 2
-"""How often a judge is asked if its answer cannot be read."""
+"""How often a judge is asked if its answer cannot be parsed."""
 NUM_PROBES = 3
 MAX_CACHED = 10_000
 CHARACTERS_PER_TOKEN = 3
@@ -60,13 +60,13 @@ class Judge:
         self._cached: dict[bytes, asyncio.Task[RewardOutcome]] = {}
 
     async def probe(self) -> None:
-        """Sends one short request. Raises ConfigurationError if the endpoint refuses it, ResourceError if the endpoint
-        cannot be reached."""
+        """Sends one short request. Raises ConfigurationError if the endpoint rejects it, ResourceError after any
+        other failure."""
         try:
             await self.service.call(self._body(PROBE), _answer_text, Counts(float), max_attempts=NUM_PROBES)
         except ServiceError as error:
             text = f"{self._spec.where}: the judge cannot be used: {error}"
-            if error.is_refusal:
+            if error.is_rejection:
                 raise ConfigurationError(f"{text}; check url, model and keyVariable") from error
             raise ResourceError(f"{text}; start the server, or check judge.url") from error
         finally:
@@ -109,8 +109,11 @@ class Judge:
                     continue
                 return self._outcome(score, RewardStatus.OK, "", answer, started, counts)
         except ServiceError as error:
-            return self._outcome(None, RewardStatus.UNREACHABLE, str(error), "", started, counts)
-        detail = f"gave an answer that cannot be read, twice: {problem}; it answered {excerpt(answer, 400)!r}"
+            return self._outcome(None, RewardStatus.UNREACHABLE, f"cannot be used: {error}", "", started, counts)
+        detail = (
+            f"gave no answer that could be parsed, in {NUM_ANSWERS} attempts: {problem}; last answer: "
+            f"{excerpt(answer, 400)!r}; fix judge.pattern or judge.rubric, or increase judge.request.max_tokens"
+        )
         return self._outcome(None, RewardStatus.ERROR, detail, answer, started, counts)
 
     def _outcome(
@@ -125,7 +128,7 @@ class Judge:
         """The score in the judge's answer; the last match counts. Raises ValueError if there is none."""
         matches = list(self._pattern.finditer(completion.text))
         if not matches:
-            truncated = " (it was truncated at max_tokens of judge.request)" if completion.is_truncated else ""
+            truncated = " (the answer was truncated at judge.request.max_tokens)" if completion.is_truncated else ""
             raise ValueError(f"judge.pattern does not match{truncated}")
         found = (matches[-1][1] or "").strip()
         if found.casefold() in self._labels:
@@ -161,7 +164,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Completion:
-    """What a judge has answered."""
+    """The judge's answer."""
 
     text: str
     is_truncated: bool
@@ -169,11 +172,11 @@ class Completion:
 
 
 def filled_rubric(rubric: str, request: RewardRequest) -> str:
-    """The rubric with the texts of this request between marks.
+    """The rubric with the texts of this request between delimiters.
 
-    The texts cannot change the format: they are inserted in one pass, so braces in them mean nothing; the marks contain
-    a hash that no text contains; and special tokens of chat templates are broken up, because an endpoint might read
-    `<|im_end|>` as the end of the message."""
+    The texts cannot change the format: they are inserted in one pass, so braces in them mean nothing; the delimiters
+    contain a hash that occurs in none of the texts; and special tokens of chat templates are broken up, because an
+    endpoint might read `<|im_end|>` as the end of the message."""
     texts = {
         "prompt": request.prompt,
         "response": request.response,
@@ -196,15 +199,15 @@ def _without_special_tokens(text: str) -> str:
     return text
 
 
-def _completion(answer: Mapping[str, object]) -> Completion:
-    match answer:
+def _completion(reply: Mapping[str, object]) -> Completion:
+    match reply:
         case {"choices": [{"message": {**message}, **choice}, *_]}:
-            content, usage = message.get("content"), answer.get("usage")
+            content, usage = message.get("content"), reply.get("usage")
             if content is None or isinstance(content, str):
                 of_usage = usage if isinstance(usage, dict) else {}
                 return Completion(content or "", choice.get("finish_reason") == "length", of_usage)
-    raise UnusableAnswerError("gave no chat completion")
+    raise UnusableReplyError("did not return a chat completion")
 
 
-def _answer_text(answer: Mapping[str, object]) -> str:
-    return _completion(answer).text
+def _answer_text(reply: Mapping[str, object]) -> str:
+    return _completion(reply).text

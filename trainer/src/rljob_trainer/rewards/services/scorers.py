@@ -23,7 +23,7 @@ class RemoteScorer(RemoteSettings):
 
     def load(self) -> AsyncCalls:
         """Raises ConfigurationError if the variable of the key is not set."""
-        from rljob_trainer.rewards.services.remote import RewardServer
+        from rljob_trainer.rewards.services.reward_server import RewardServer
 
         server = RewardServer(self)
         return AsyncCalls(server.scores, has_own_limits=True, probe=server.probe)

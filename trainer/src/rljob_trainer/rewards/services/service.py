@@ -1,11 +1,11 @@
 """Calls of an HTTP service from a scoring process: time limits, rate limits, retries.
 
-A failure of the service says nothing about the response. So a call either returns what the service answered, or raises
-ServiceError after all retries; nobody makes a score of such an error.
+A failure of the service says nothing about the response. So a call either returns the service's reply, or raises
+ServiceError after all retries; such an error never becomes a score.
 
-A failed attempt is made again after a pause that doubles each time, with a random part, so that many callers do not
-return at the same moment. `Retry-After` of the statuses 429 and 503 is respected by all calls of the process. A status
-from 400 to 499, except 408 and 429, is not retried, because the service refuses the request itself.
+A failed attempt is retried after a pause that doubles each time, with a random part, so that many callers do not return
+at the same moment. `Retry-After` of the statuses 429 and 503 is respected by all calls of the process. The statuses 300
+to 499, except 408 and 429, are not retried, because the service rejects the request itself. All others except 200 are.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ MAX_RETRY_AFTER_SECONDS = 120.0
 """If a service asks for a longer pause, the call is not made again: it would hold up the whole step."""
 WINDOW_SECONDS = 61.0
 """Rate limits are per minute. One second more, because requests do not travel equally fast."""
-MAX_ANSWER_BYTES = 16 << 20
+MAX_REPLY_BYTES = 16 << 20
 MAX_BODY_CHARACTERS = 400
-"""Characters of an answer that a message shows."""
+"""Characters of a reply that a message shows."""
 REQUESTS, RETRIES, SECONDS = "total_requests", "total_retries", "total_call_seconds"
 """What is counted; the last part of the metric's name."""
 REQUEST_TIMEOUT, TOO_MANY_REQUESTS = 408, 429
 
 Counts = defaultdict[str, float]
-Answer = TypeVar("Answer")
+ReplyT = TypeVar("ReplyT")
 
 
 class ServiceError(Exception):
-    """The service gave no usable answer, after all attempts."""
+    """The service gave no usable reply, after all attempts."""
 
-    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
-        """`is_refusal`: the service does not accept the request, so a later attempt would fail, too."""
+    def __init__(self, message: str, *, is_rejection: bool = False) -> None:
+        """`is_rejection`: the service rejects the request itself, so a later attempt would fail, too."""
         super().__init__(message)
-        self.is_refusal = is_refusal
+        self.is_rejection = is_rejection
 
 
-class UnusableAnswerError(ValueError):
-    """An answer with status 200 that is not what the service should send; the call is made again."""
+class UnusableReplyError(ValueError):
+    """A reply with status 200 that is not what the service should send; the call is retried."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Failure:
     """Why one attempt failed."""
 
     message: str
-    is_refusal: bool = False
+    is_rejection: bool = False
     retry_after: float = 0.0
 
 
@@ -125,15 +125,15 @@ class Service:
     async def call(
         self,
         body: Mapping[str, object],
-        read: Callable[[Mapping[str, object]], Answer],
+        read: Callable[[Mapping[str, object]], ReplyT],
         counts: Counts,
         *,
         num_tokens: float = 0,
         max_attempts: int | None = None,
-    ) -> Answer:
-        """Posts `body` as JSON, and returns what `read` makes of the JSON object in the answer.
+    ) -> ReplyT:
+        """Posts `body` as JSON, and returns what `read` makes of the JSON object in the reply.
 
-        `read` may raise UnusableAnswerError. `num_tokens`: an estimate for the limit of tokens. Raises ServiceError."""
+        `read` may raise UnusableReplyError. `num_tokens`: an estimate for the limit of tokens. Raises ServiceError."""
         max_attempts, num_done = max_attempts or MAX_ATTEMPTS, 0
         while True:
             reserved = await self._admitted(num_tokens)
@@ -148,15 +148,15 @@ class Service:
             num_done += 1
             pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (num_done - 1)) * self._random.uniform(0.5, 1)
             self._hold(found.retry_after)
-            gives_up = found.is_refusal or found.retry_after > MAX_RETRY_AFTER_SECONDS
+            gives_up = found.is_rejection or found.retry_after > MAX_RETRY_AFTER_SECONDS
             if gives_up or num_done >= max_attempts:
                 attempts = f" ({num_done} attempts)" if num_done > 1 else ""
-                raise ServiceError(f"{found.message}{attempts}", is_refusal=found.is_refusal)
+                raise ServiceError(f"{found.message}{attempts}", is_rejection=found.is_rejection)
             counts[RETRIES] += 1
             await asyncio.sleep(pause)
 
     async def is_reachable(self) -> str | None:
-        """Sends a GET request. Returns why there was no answer; None if there was any, whatever its status."""
+        """Sends a GET request. Returns why there was no reply; None if there was one, whatever its status."""
         import aiohttp
 
         try:
@@ -172,8 +172,8 @@ class Service:
             self._session = None
 
     async def _attempt(
-        self, body: Mapping[str, object], read: Callable[[Mapping[str, object]], Answer], reserved: list[float] | None
-    ) -> Answer | _Failure:
+        self, body: Mapping[str, object], read: Callable[[Mapping[str, object]], ReplyT], reserved: list[float] | None
+    ) -> ReplyT | _Failure:
         import aiohttp
 
         try:
@@ -181,20 +181,20 @@ class Service:
                 data = await _limited(response.content)
                 status, retry_after = response.status, _retry_after(response.headers.get("Retry-After"))
         except TimeoutError:
-            return _Failure(f"{self.url} did not answer within {self.timeout_seconds:g} s")
+            return _Failure(f"{self.url} did not reply within {self.timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError) as error:
             return _Failure(self.cleaned(f"{self.url}: {type(error).__name__}: {error}"))
         if status != 200:
-            is_refusal = 300 <= status < 500 and status not in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)
-            message = self.cleaned(f"{self.url} answered HTTP status {status}: {_shown(data)}")
-            return _Failure(message, is_refusal, retry_after if status in (TOO_MANY_REQUESTS, 503) else 0.0)
+            is_rejection = 300 <= status < 500 and status not in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)
+            message = self.cleaned(f"{self.url} returned HTTP status {status}: {_shown(data)}")
+            return _Failure(message, is_rejection, retry_after if status in (TOO_MANY_REQUESTS, 503) else 0.0)
         try:
-            answer = _json_object(data)
-            if reserved is not None and (used := _total_tokens(answer)) is not None:
+            reply = _json_object(data)
+            if reserved is not None and (used := _total_tokens(reply)) is not None:
                 reserved[1] = used
-            return read(answer)
-        except UnusableAnswerError as error:
-            return _Failure(self.cleaned(f"{self.url} {error}; it answered {_shown(data)}"))
+            return read(reply)
+        except UnusableReplyError as error:
+            return _Failure(self.cleaned(f"{self.url} {error} (seen: {_shown(data)})"))
 
     async def _admitted(self, num_tokens: float) -> list[float] | None:
         """Waits until the limits allow a request, in the order of the calls. Returns the record of its tokens."""
@@ -240,11 +240,11 @@ class Service:
 
 
 async def _limited(content: aiohttp.StreamReader) -> bytes:
+    """The body; of a body that is too long, one byte more than the limit."""
     try:
-        await content.readexactly(MAX_ANSWER_BYTES)
+        return await content.readexactly(MAX_REPLY_BYTES + 1)
     except asyncio.IncompleteReadError as error:
         return error.partial
-    return b"an answer that is too long"
 
 
 def _retry_after(value: str | None) -> float:
@@ -262,17 +262,21 @@ def _retry_after(value: str | None) -> float:
 
 
 def _json_object(data: bytes) -> Mapping[str, object]:
+    if len(data) > MAX_REPLY_BYTES:
+        raise UnusableReplyError(
+            f"returned more than {MAX_REPLY_BYTES >> 20} MiB; a reward service must return a smaller JSON object"
+        )
     try:
-        answer = json.loads(data)
+        reply = json.loads(data)
     except (ValueError, RecursionError):
-        raise UnusableAnswerError("did not answer with valid JSON") from None
-    if not isinstance(answer, dict):
-        raise UnusableAnswerError("did not answer with a JSON object")
-    return answer
+        raise UnusableReplyError("did not return valid JSON") from None
+    if not isinstance(reply, dict):
+        raise UnusableReplyError("did not return a JSON object")
+    return reply
 
 
-def _total_tokens(answer: Mapping[str, object]) -> float | None:
-    match answer.get("usage"):
+def _total_tokens(reply: Mapping[str, object]) -> float | None:
+    match reply.get("usage"):
         case {"total_tokens": int() as used}:
             return used
     return None
@@ -282,10 +286,10 @@ def _shown(data: bytes) -> str:
     """The message of an error in JSON, as the usual servers write it; otherwise an excerpt of the body."""
     text = data.decode(errors="replace")
     try:
-        answer = json.loads(text)
+        reply = json.loads(text)
     except (ValueError, RecursionError):
-        answer = None
-    match answer:
+        reply = None
+    match reply:
         case {"error": {"message": str() as message}} | {"error": str() as message} | {"message": str() as message}:
             text = message
         case {"detail": str() as message}:

@@ -11,7 +11,7 @@ from rljob_trainer.settings import variable_or_none
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """The settings of a judge; the limits are the share of one process."""
+    """The settings of a judge; the rate limits are those of one scoring process."""
 
     where: str
     """The field of the reward, such as `spec.training.rewards[0] (reward style)`."""
@@ -30,12 +30,13 @@ class JudgeSettings:
     requests_per_minute: int | None
     tokens_per_minute: int | None
     prompt_price: float
-    """Of a million tokens."""
+    """Price of one million prompt tokens."""
     completion_price: float
+    """Price of one million completion tokens."""
 
     @property
     def name(self) -> str:
-        """The judge's model."""
+        """The judge's name in messages."""
         return f"the judge {self.model}"
 
 
@@ -51,7 +52,7 @@ class RemoteSettings:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The server's name in messages."""
         return f"the reward server {self.url}"
 
 

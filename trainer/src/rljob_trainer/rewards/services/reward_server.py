@@ -2,12 +2,13 @@
 
 A request has the fields of two protocols, so that servers made for either of them can be used:
 
-| protocol | fields of a request | answer |
+| protocol | fields of a request | reply |
 |---|---|---|
 | RLJob | `prompts`, `responses`, `answers`, `rows`: lists of the same length | `{"scores": [...]}` |
 | OpenRLHF | `query`: prompt + response, `prompts`, `labels`: the answers | `{"rewards": [...], "scores": [...]}` |
 
-In a job with an environment, a request also has `messages`, the conversation of each response.
+The answers are the expected ones of the rows. In a job with an environment, a request also has `messages`, the
+conversation of each response.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rljob_trainer.rewards.services.service import Counts, Service, ServiceError
 from rljob_trainer.rewards.services.settings import RemoteSettings, key_of
 
 FIELDS = ("rewards", "scores")
-"""Fields of an answer. OpenRLHF's servers may answer with both; the rewards are what it trains on."""
+"""Fields of a reply with the scores. OpenRLHF's servers may return both; it trains on the rewards."""
 
 
 class RewardServer:
@@ -33,7 +34,7 @@ class RewardServer:
         self._service = Service(spec.url, key_of(spec.key_variable, spec.where), spec.timeout_seconds)
 
     async def probe(self) -> None:
-        """Raises ResourceError if nothing answers at the URL."""
+        """Raises ResourceError if no server replies at the URL."""
         try:
             problem = await self._service.is_reachable()
         finally:
@@ -56,10 +57,10 @@ class RewardServer:
             return RewardOutcome(score, status, detail, time.monotonic() - started)
 
         try:
-            answer = await self._service.call(self._body(requests), _unchanged, counts)
-            values = _values(answer, len(requests))
+            reply = await self._service.call(self._body(requests), _unchanged, counts)
+            values = _values(reply, len(requests))
         except ServiceError as error:
-            found = [outcome(None, RewardStatus.UNREACHABLE, str(error))] * len(requests)
+            found = [outcome(None, RewardStatus.UNREACHABLE, f"cannot be used: {error}")] * len(requests)
         except (TypeError, ValueError) as error:
             found = [outcome(None, RewardStatus.ERROR, str(error))] * len(requests)
         else:
@@ -89,14 +90,16 @@ class RewardServer:
         }
 
 
-def _unchanged(answer: Mapping[str, object]) -> Mapping[str, object]:
-    return answer
+def _unchanged(reply: Mapping[str, object]) -> Mapping[str, object]:
+    return reply
 
 
-def _values(answer: Mapping[str, object], num_responses: int) -> Sequence[object]:
-    """The scores in an answer. Raises TypeError or ValueError."""
+def _values(reply: Mapping[str, object], num_responses: int) -> Sequence[object]:
+    """The scores in a reply. Raises TypeError or ValueError."""
     for field in FIELDS:
-        if field in answer:
-            return score_list(answer[field], num_responses)
-    keys = ", ".join(map(str, answer)) or "nothing"
-    raise ValueError(f'answered without "scores" (its answer has: {keys}); answer {{"scores": [numbers]}}')
+        if field in reply:
+            return score_list(reply[field], num_responses)
+    keys = ", ".join(reply) or "none"
+    raise ValueError(
+        f'returned a JSON object without "scores" (keys: {keys}); return {{"scores": [one number per response]}}'
+    )
