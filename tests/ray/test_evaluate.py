@@ -24,7 +24,7 @@ NOT_AT_START: training_runs.Document = {"spec": {"training": {"evaluations": {"a
 def job(num_workers: int = 1, **training: training_runs.JsonValue) -> training_runs.Document:
     """A high learning rate, so that each step changes the scores of the responses."""
     evaluations = [training_runs.held_out(16, 1) | {"numSamples": 2}, training_runs.held_out(8, 0) | SECOND]
-    changes = {"optimizer": {"learningRate": 1.0e-2}, "steps": NUM_STEPS, "evaluations": evaluations, **training}
+    changes = {"optimizer": {"learningRate": 1.0e-3}, "steps": NUM_STEPS, "evaluations": evaluations, **training}
     return training_runs.small_job(num_workers=num_workers, **changes)
 
 
