@@ -18,7 +18,7 @@ from rljob_trainer.checkpoints.layout import MANIFEST_FILE, folder_name
 from rljob_trainer.checkpoints.run_source import TrainedModel, find_run_checkpoint, write_model_config
 from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
 from rljob_trainer.checkpoints.sharding import ShardedTensor
-from rljob_trainer.controller.run_models import with_run_models
+from rljob_trainer.controller.checks.run_models import with_run_models
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import Settings, read_settings
 

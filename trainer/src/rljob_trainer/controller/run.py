@@ -19,14 +19,14 @@ from rljob_trainer.checkpoints.storage import Location, checkpoint_location, job
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic
-from rljob_trainer.controller.controller import Controller
-from rljob_trainer.controller.model_roles import num_workers_of
-from rljob_trainer.controller.run_models import (
+from rljob_trainer.controller.checks.run_models import (
     remove_converted,
     trained_model,
     with_run_models,
     with_run_names,
 )
+from rljob_trainer.controller.controller import Controller
+from rljob_trainer.controller.model_roles import num_workers_of
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
