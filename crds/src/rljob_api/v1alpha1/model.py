@@ -142,8 +142,9 @@ class Model(WireModel):
     """The policy at step 0. A reference model without `roles.ref.model` has the same weights."""
 
     source: LongText
-    """Hugging Face repository (`Qwen/Qwen3-8B`), folder (`/models/qwen3-8b`), or `package://<python package>/<path>`
-    for a folder or a `.gguf` file inside an installed Python package."""
+    """Hugging Face repository (`Qwen/Qwen3-8B`), folder (`/models/qwen3-8b`), `package://<python package>/<path>` for a
+    folder or a `.gguf` file inside an installed Python package, or `run://<run folder>` for the newest checkpoint of
+    another run (`@step-20` at its end: that of step 20)."""
     revision: ShortText | None = None
     """Commit, tag or branch of the Hugging Face repository; its default branch when unset."""
     dtype: Dtype = Dtype.AUTO

@@ -116,8 +116,8 @@ class Training(WireModel):
     """W&B and MLflow.
 
     They get the job, all metrics, samples of each evaluation, and the page of the run."""
-    steps: PositiveCount
-    """Total number of training steps, including those before a resume."""
+    steps: Count
+    """Total number of training steps, including those before a resume. 0: only evaluate, train nothing."""
     batch_size: PositiveCount = 64
     """Number of prompts per step, over all workers. Each prompt gets rollout.groupSize responses.
 
@@ -238,6 +238,15 @@ def _num_steps(training: Training, _: Path) -> list[str]:
 
 
 TRAINING_RULES = (
+    rule(
+        Training,
+        "Training.evaluationsOnly",
+        field=".steps",
+        cel="self.steps > 0 || size(self.evaluations) > 0",
+        wrong="0 steps need evaluations",
+        advice="add one, or increase steps",
+        holds=lambda training: training.steps > 0 or len(training.evaluations) > 0,
+    ),
     rule(
         Training,
         "Training.warmupSteps",

@@ -20,7 +20,7 @@ from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
-from rljob_trainer.controller.evaluations.evaluation import evaluations_of
+from rljob_trainer.controller.evaluations.evaluation import evaluation_error, evaluations_of
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.model_roles import engines_of, scoring_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
@@ -193,8 +193,8 @@ class Controller:
     def export(self, folder: Location) -> Location | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
         into the base weights. The best checkpoint is exported to the folder `export-best` beside it, unless it is the
-        last one. Returns the folder, or None if `exportHuggingFace` is `Never`."""
-        if self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
+        last one. Returns the folder, or None if `exportHuggingFace` is `Never` or nothing was trained."""
+        if self.num_steps == 0 or self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
         assert self.checkpointing.newest is not None, "the last step was saved"
         self._export(folder, open_known_checkpoint(self.checkpointing.newest))
@@ -309,3 +309,5 @@ class Controller:
         self.reporter.evaluated(metrics.get(main_score))
         self.saves.unevaluated_step = None
         self.saves.begin_if_best(step, metrics)
+        if self.num_steps == 0 and (error := evaluation_error(results, self.failure_rate.max_rate)):
+            raise error

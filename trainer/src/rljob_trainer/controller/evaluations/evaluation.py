@@ -13,12 +13,13 @@ from rljob_api.v1alpha1.environment_rules import rewards_of
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.evaluations.scores import ScoredResponse, evaluation_metrics
-from rljob_trainer.controller.outcomes import reasons_text
+from rljob_trainer.controller.outcomes import Reasons, reasons_text, too_many_excluded
 from rljob_trainer.controller.prompt_batches import sample_seeds
 from rljob_trainer.controller.rollout import Rollout
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.datasets.prompts import PromptRow, evaluation_dataset
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.errors import TrainerError
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
@@ -39,6 +40,7 @@ report of tests."""
 class EvaluationResult:
     """What one evaluation found."""
 
+    name: str
     metrics: Metrics
     samples: Sequence[Sample]
     """All responses."""
@@ -71,8 +73,8 @@ class Evaluation:
         self.sampled = replace(self.greedy, temperature=spec.temperature, top_p=spec.top_p)
 
     def is_due(self, step: int, num_steps: int) -> bool:
-        """Whether to evaluate after `step` steps of `num_steps`."""
-        if step == 0:
+        """Whether to evaluate after `step` steps of `num_steps`. A job without steps does all of its evaluations."""
+        if step == 0 and num_steps > 0:
             return self.spec.at_start
         return step == num_steps or (self.spec.every_steps > 0 and step % self.spec.every_steps == 0)
 
@@ -85,7 +87,7 @@ class Evaluation:
         scored = {kind: self._scored_responses(samples[kind], found) for kind, found in rollouts.items()}
         metrics = evaluation_metrics(self.spec, scored.get(SampleKind.GREEDY, []), scored.get(SampleKind.SAMPLED, []))
         of_this = [replace(each, evaluation=self.spec.name) for found in samples.values() for each in found]
-        return EvaluationResult(metrics, of_this, rollouts)
+        return EvaluationResult(self.spec.name, metrics, of_this, rollouts)
 
     def _responses(self, kind: SampleKind, num_samples: int) -> Rollout:
         """Generates and scores `num_samples` responses to each prompt."""
@@ -110,6 +112,19 @@ class Evaluation:
             ScoredResponse(sample.group, sample.score, sample.rewards, answer, length, prompt.source)
             for sample, answer, length, prompt in zip(samples, answers, lengths, rollout.prompts, strict=True)
         ]
+
+
+def evaluation_error(results: Sequence[EvaluationResult], max_rate: float) -> TrainerError | None:
+    """Returns the error of a job that only evaluates, if too many responses of an evaluation have no score."""
+    for each in results:
+        rollouts = each.rollouts.values()
+        num_responses = sum(len(found.prompts) for found in rollouts)
+        num_excluded = sum(int(found.is_excluded_B.sum()) for found in rollouts)
+        if num_excluded > max_rate * num_responses or num_excluded == num_responses:
+            reasons = sum((found.reasons() for found in rollouts), Reasons())
+            counted = f"{num_excluded} of {num_responses} responses of evaluation {each.name}"
+            return too_many_excluded(counted, max_rate, "the responses of an evaluation", reasons)
+    return None
 
 
 def evaluations_of(
