@@ -27,7 +27,7 @@ def job(folder: Path) -> training_runs.Document:
     rows += [{"prompt": f"{each}>", "answer": "".join(sorted(each)), "kind": FITTING} for each in digits]
     rows += [{"prompt": f"{each[::-1]}>", "answer": "none", "kind": HARD} for each in digits]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held_out = [{"prompt": f"{number}>", "answer": "", "kind": FITTING} for number in range(4)]
+    held_out = [{"prompt": f"{number}>", "answer": "none", "kind": FITTING} for number in range(4)]
     held_out += [{"prompt": f"{number}>", "answer": str(number), "kind": HARD} for number in range(4, 7)]
     (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
     evaluation: training_runs.Document = {

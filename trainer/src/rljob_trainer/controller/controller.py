@@ -21,10 +21,10 @@ from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
 from rljob_trainer.controller.evaluations.evaluation import evaluation_error, evaluations_of
+from rljob_trainer.controller.evaluations.pass_rate_records import record_pass_rates
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.model_roles import engines_of, scoring_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
-from rljob_trainer.controller.pass_rate_records import record_pass_rates
 from rljob_trainer.controller.prompt_sets import epoch_metrics, prompt_cursor, restore_position, state_parts
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
@@ -103,14 +103,8 @@ class Controller:
         self.evaluation_budget = RecordingBudget(time.perf_counter, MAX_EVALUATION_SHARE)
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.profiles = StepProfiles(output.run_folder, training.profile, run.workers.actor)
-        drawn_row_filter = run.drawn_row_filter
-        self.by_pass_rate = training.prompt_sampling.type is PromptSamplingType.PASS_RATE
-        self.cursor = prompt_cursor(
-            run.prompts,
-            training.seed,
-            drawn_row_filter.are_usable if drawn_row_filter else None,
-            by_pass_rate=self.by_pass_rate,
-        )
+        are_usable = run.drawn_row_filter.are_usable if run.drawn_row_filter else None
+        self.cursor = prompt_cursor(run.prompts, training.seed, are_usable, by_pass_rate=self.by_pass_rate)
         plan = step_plan(job, run.model_folder)
         self.finished_groups = FinishedGroups.of(job, checkpointing.root, plan)
         self.rollout = RolloutPhase(
@@ -135,6 +129,11 @@ class Controller:
             self.recorder,
         )
         self.evaluations = evaluations_of(training, run.prompts.held_out, self.rollout, self.timer)
+
+    @property
+    def by_pass_rate(self) -> bool:
+        """Whether prompts are chosen by their pass rates."""
+        return self.job.spec.training.prompt_sampling.type is PromptSamplingType.PASS_RATE
 
     def train(self, first_step: int, *, is_evaluated: bool) -> bool:
         """Trains until all steps are done; `first_step` steps are already done. Returns True if all steps are done,
