@@ -51,8 +51,8 @@ class RunPolicy(WireModel):
     provisioning_deadline_seconds: Seconds = 1800
     """Seconds from the creation of an attempt's RayCluster, or its admission by a queue, until its trainer runs.
 
-    Then, without free nodes or ResourceQuota, the job deletes the RayCluster and tries again later; if nodes are slow, a
-    retry is used; otherwise the job fails."""
+    Then, without free nodes or ResourceQuota, the job deletes the RayCluster and tries again later; if nodes are
+    slow, a retry is used; otherwise the job fails."""
     active_deadline_seconds: Seconds | None = None
     """Largest total time of all attempts in seconds. After that the job is stopped with a checkpoint and fails, without
     a retry. Unlimited when unset.
