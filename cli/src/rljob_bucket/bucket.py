@@ -49,6 +49,7 @@ ResultT = TypeVar("ResultT")
 
 _retry_seconds: ContextVar[float | None] = ContextVar("retry_seconds", default=None)
 _STATUS = re.compile(r"\b([45]\d\d) [A-Z][A-Za-z]+")
+_OVERLOADED = ("429", "500", "502", "503", "504")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _CREDENTIAL_CODES = {
     "ExpiredToken",
@@ -333,4 +334,6 @@ def _fault(error: Exception) -> BucketFault:
         return BucketFault.NO_BUCKET
     if "403" in answer or "401" in answer:
         return BucketFault.PERMISSION
+    if answer.startswith(_OVERLOADED):
+        return BucketFault.OVERLOADED
     return BucketFault.OTHER if answer else BucketFault.UNREACHABLE

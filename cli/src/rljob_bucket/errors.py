@@ -13,6 +13,7 @@ class BucketFault(StrEnum):
     PERMISSION = "access is denied"
     CERTIFICATE = "the certificate of the store is not trusted"
     UNREACHABLE = "the store does not respond"
+    OVERLOADED = "the store fails or limits requests at the moment"
     NO_CONDITIONAL_WRITES = "the store has replaced the file, so it lacks conditional writes (If-None-Match)"
     OTHER = "the store answers with an error"
 
@@ -28,9 +29,14 @@ _ADVICE = {
         "set SSL_CERT_FILE to a file with the certificates of the authorities to trust, or correct the endpoint"
     ),
     BucketFault.UNREACHABLE: "check the endpoint and the network",
+    BucketFault.OVERLOADED: "try again, or ask who runs the store",
     BucketFault.NO_CONDITIONAL_WRITES: "use a store or a version that has them (see docs/storage.md)",
     BucketFault.OTHER: "check the endpoint, the region and the store",
 }
+
+
+TEMPORARY = frozenset({BucketFault.UNREACHABLE, BucketFault.OVERLOADED})
+"""Faults that may be gone in a later attempt."""
 
 
 class BucketError(Exception):

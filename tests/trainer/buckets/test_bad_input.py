@@ -15,6 +15,7 @@ import pytest
 from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.buckets.clients import quick_client
+from rljob_testing.buckets.fault_proxy import Fault, FaultProxy
 from rljob_testing.buckets.s3_server import ACCESS_KEY, BUCKET, CREDENTIALS, READER_CREDENTIALS, SECRET_KEY, S3Server
 from rljob_testing.certificates import self_signed_certificate
 from rljob_testing.jobs.valid_job import valid_job
@@ -85,6 +86,16 @@ def test_wrong_credentials(server: S3Server, refused: Refused, wrong: str) -> No
         " credentials are missing or wrong ("
     )
     assert "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in message
+
+
+@pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.INTERNAL_ERROR])
+def test_a_store_that_fails_for_a_while_is_an_infrastructure_failure(
+    proxy: FaultProxy, refused: Refused, fault: Fault
+) -> None:
+    proxy.choose = lambda _: fault
+    with quick_client(seconds=0.2):
+        message = refused(job_in(proxy.endpoint), ResourceError)
+    assert "the store fails or limits requests at the moment (50" in message
 
 
 def test_a_closed_endpoint_is_not_the_users_mistake_for_certain(refused: Refused) -> None:

@@ -52,7 +52,12 @@ def test_a_usable_bucket_passes_the_check_and_nothing_stays(server: S3Server, fo
 
 @pytest.mark.parametrize(
     ("fault", "expected"),
-    [(Fault.FORBIDDEN, BucketFault.PERMISSION), (Fault.LOST_REQUEST, BucketFault.UNREACHABLE)],
+    [
+        (Fault.FORBIDDEN, BucketFault.PERMISSION),
+        (Fault.LOST_REQUEST, BucketFault.UNREACHABLE),
+        (Fault.SLOW_DOWN, BucketFault.OVERLOADED),
+        (Fault.INTERNAL_ERROR, BucketFault.OVERLOADED),
+    ],
 )
 def test_the_check_names_what_the_store_does(
     proxy: FaultProxy, folder: BucketPath, fault: Fault, expected: BucketFault

@@ -10,7 +10,7 @@ from rljob.errors import ResultsError
 from rljob.results.connection import BrokenConnectionError
 from rljob.results.file_source import Begin, End, Failed, Listing, RemoteFile, Wanted
 from rljob_api.constants import ExitCode
-from rljob_bucket.errors import BucketError, BucketFault
+from rljob_bucket.errors import TEMPORARY, BucketError
 from rljob_bucket.paths import BucketPath
 
 _PIECE_BYTES = 1 << 23
@@ -78,6 +78,6 @@ class BucketSource:
         yield End(digest.hexdigest())
 
     def _error(self, error: BucketError) -> Exception:
-        if error.fault is BucketFault.UNREACHABLE:
+        if error.fault in TEMPORARY:
             return BrokenConnectionError(str(error))
         return ResultsError(f"the job's bucket: {error}", ExitCode.CONFIGURATION)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.contract_documents import TrainerJob
-from rljob_bucket.errors import BucketError, BucketFault
+from rljob_bucket.errors import TEMPORARY, BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
 from rljob_bucket.probe import check_bucket
 from rljob_trainer.checkpoints.bucket_storage import unavailable_errors
@@ -93,12 +93,12 @@ class BucketRunFolder:
 
 def refuse_unusable(folder: BucketPath) -> None:
     """Raises ConfigurationError if the job's folder in the bucket cannot be used, ResourceError if the store does not
-    respond."""
+    respond, or fails at the moment."""
     try:
         check_bucket(folder)
     except BucketError as error:
         message = f"{FIELD}{_FIELDS.get(error.fault, '')}: {error}"
-        if error.fault is BucketFault.UNREACHABLE:
+        if error.fault in TEMPORARY:
             raise ResourceError(message) from None
         raise ConfigurationError(message) from None
 
