@@ -91,8 +91,8 @@ bench: $(INSTALLED) ## Run the benchmarks of bench/ beside verl and TRL, about a
 
 proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/e2e/cluster:$(CURDIR)/proof:$(CURDIR)/examples/guess_letter:$(CURDIR)/examples/calculator
 proof: export OMP_NUM_THREADS := 1
-proof: PARTS := algorithms buckets distillation environments gang golden kueue large-dataset old-logprobs reward-model rollout-correction smolagents-session smollm2-calculator survival textarena-games trackers verifiers-session
-proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, buckets, distillation, environments, gang, golden, kueue, large-dataset, old-logprobs, reward-model, rollout-correction, smolagents-session, smollm2-calculator, survival, textarena-games, trackers or verifiers-session); results in runs/proof, resumable
+proof: PARTS := algorithms buckets distillation environments gang golden kueue large-dataset old-logprobs pass-rate reward-model rollout-correction smolagents-session smollm2-calculator survival textarena-games trackers verifiers-session
+proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, buckets, distillation, environments, gang, golden, kueue, large-dataset, old-logprobs, pass-rate, reward-model, rollout-correction, smolagents-session, smollm2-calculator, survival, textarena-games, trackers or verifiers-session); results in runs/proof, resumable
 	@$(BIN)/python "proof/$(subst -,_,$(or $(filter $(PARTS),$(PART)),$(error PART must be one of $(PARTS) (seen: $(PART)); use for example PART=golden))).py" $(PROOF_ARGS)
 
 bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again (verl and TRL), with our versions where they allow them

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from rljob.cluster import ClusterOptions, connect
 from rljob.results.download import Download
 from rljob.results.pod import ResultsPod
+from rljob.results.pod_client import PodClient
 from rljob.results.selection import Part, Selection
 from rljob_api.conditions import ConditionType
 from rljob_api.constants import LABEL_RESULTS_OF
@@ -202,7 +203,7 @@ def test_a_copy_continues_when_its_pod_is_deleted(
     cluster = connect(ClusterOptions(kubeconfig=kubeconfig))
     selection = Selection(only=frozenset({Part.MODEL}))
     with ResultsPod(cluster, cluster.job(JOB), progress.note) as pod:
-        download = Download(pod.connect, selection, tmp_path / "results", progress, time.sleep)
+        download = Download(lambda: PodClient(pod.connect()), selection, tmp_path / "results", progress, time.sleep)
         downloaded = download.run()
         download.close()
     assert progress.is_deleted

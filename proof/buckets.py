@@ -89,7 +89,7 @@ def facts(kubectl: Kubectl, objects: Path, options: argparse.Namespace, folder: 
         len(status.attempts) == 2,
     )
     state = status.checkpoint
-    yield f"the newest checkpoint is that of the last step: {state}", bool(state) and state.step == options.steps
+    yield f"the newest checkpoint is that of the last step: {state}", state is not None and state.step == options.steps
 
     # The endpoint is that of the job: a port of the node, which this machine reaches as well.
     variables = {**os.environ, **CREDENTIALS, "KUBECONFIG": str(kubectl.kubeconfig)}
@@ -176,7 +176,7 @@ def job_document(endpoint: str, num_steps: int) -> training_runs.Document:
     job: training_runs.Document = YAML(typ="safe", pure=True).load(
         (repository() / "e2e" / "jobs" / "sort-digits.yaml").read_text()
     )
-    s3 = {"bucket": BUCKET, "prefix": PREFIX, "endpoint": endpoint, "secret": SECRET}
+    s3: training_runs.Document = {"bucket": BUCKET, "prefix": PREFIX, "endpoint": endpoint, "secret": SECRET}
     changed = training_runs.merged(
         job,
         {

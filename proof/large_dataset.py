@@ -2,11 +2,16 @@
 
     python proof/large_dataset.py [--folder FOLDER] [--files 20] [--rows-per-file 1000000] [--rows-per-group 10000]
 
-Writes Parquet files (about 500 MB for a million rows) and a tokenizer, unless the folder has them. Then a process
-filters the rows, draws most of the stream as row numbers, and the last batches before and after the kill as prompts,
-which it reads and tokenizes. No model is trained. The process is killed, another one resumes from its last saved
-position, and a third one runs without a kill. The exit code is 1 if the prompts differ, or if the process needs more
-than 2 GiB.
+Writes Parquet files (about 210 MB for a million rows) and a tokenizer, unless the folder has them. No model is trained.
+
+1. A process filters the rows (too long, duplicates, answers) and is killed at a fifth of them. It leaves no index.
+2. Another one filters all rows, and draws the stream up to row 7 million (of 20 million): most of it as row numbers,
+   the last batches as prompts, which it reads and tokenizes. It is killed there.
+3. A third process resumes at its last saved position; the filters do not run again. A fourth one draws the same rows
+   without being killed.
+
+The exit code is 1 if the prompts differ, if the filters drop other rows than the data was made for, or if a process
+needs more than 2 GiB. With `--measure-reads`, prints only the time of one core per prompt that is read.
 """
 
 from __future__ import annotations
@@ -14,10 +19,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +43,7 @@ from rljob_proof.runs import REPOSITORY
 from rljob_trainer.datasets.cursor import CursorState, PromptCursor
 from rljob_trainer.datasets.filter_processes import FilterPass
 from rljob_trainer.datasets.filters import FilterReport, HeldOut
-from rljob_trainer.datasets.indexed_rows import IndexedRows
+from rljob_trainer.datasets.indexed_rows import MAX_ROWS_AHEAD, IndexedRows
 from rljob_trainer.datasets.parquet_files import ParquetFiles
 from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
 from rljob_trainer.datasets.row_index import IndexState, RowIndex, opened_or_built
@@ -40,13 +51,17 @@ from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.rewards.answer_values import why_unusable
 
 WHERE = "spec.training.dataset"
-MAX_BYTES = 2 * 2**30
+MAX_MIB = 2048
 BATCH_SIZES = (64, 256, 512)
 NUM_BATCHES = 4
 """Batches of each size that are drawn before the kill, and again after it."""
 KILL_FRACTION = 0.35
 """The kill is after this fraction of the first epoch: at row 7 million of 20 million."""
 PART = 100_000
+NUM_ROWS, MIN_READ = 20_000_000, 40
+VOCABULARY = 16_000
+NUM_WORDS, NUM_COMMON = 5000, 10_000
+"""Different words of the data, and prompts that are repeated in all of it."""
 
 
 def main() -> int:
@@ -56,96 +71,144 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=20)
     parser.add_argument("--rows-per-file", type=int, default=1_000_000)
     parser.add_argument("--rows-per-group", type=int, default=10_000)
-    parser.add_argument("--unfiltered", action="store_true", help="keep all rows; the filters need an hour of one core")
+    parser.add_argument("--measure-reads", action="store_true", help="only measure how long reading prompts takes")
     parser.add_argument("--run", metavar="NAME", help="used by the program itself: run as this process")
     options = parser.parse_args()
     folder = options.folder.resolve()
     if options.run:
-        draw(folder, options.run, is_filtered=not options.unfiltered)
+        draw(folder, options.run)
         return 0
     write_data(folder, options.files, options.rows_per_file, options.rows_per_group)
-    write_tokenizer(folder)
+    write_model(folder)
+    if options.measure_reads:
+        measure_reads(folder)
+        return 0
     for name in ("killed", "whole"):
         (folder / f"{name}.jsonl").unlink(missing_ok=True)
         (folder / f"{name}.json").unlink(missing_ok=True)
-    arguments = ("--unfiltered",) if options.unfiltered else ()
-    killed = started(folder, "killed", *arguments)
-    for line in lines_of(killed):
-        if line["event"] == "half":
-            killed.kill()
-            break
-    killed.wait()
+    shutil.rmtree(folder / "index", ignore_errors=True)
+    num_rows = options.files * options.rows_per_file
+    events = killed_at(folder, lambda event: int(str(event.get("numDone", 0))) > num_rows / 5)
+    has_index = (folder / "index").exists()
+    events += killed_at(folder, lambda event: event["event"] == "half")
     for name in ("killed", "whole"):
-        process = started(folder, name, *arguments)
-        list(lines_of(process))
+        process = started(folder, name)
+        events += lines_of(process)
         if process.wait():
             return 1
     drawn = {name: prompts_of(folder / f"{name}.jsonl") for name in ("killed", "whole")}
     print(f"prompts of the killed and of the other run: {len(drawn['killed'])}, {len(drawn['whole'])}")
-    peak = max(json.loads((folder / f"{name}.json").read_text())["peakBytes"] for name in ("killed", "whole"))
+    peak, filter_peak = (
+        max(int(str(event.get(name, 0))) for event in events) for name in ("peakMiB", "peakOfFilterProcessMiB")
+    )
+    dropped = json.loads((folder / "index" / "index.json").read_text())["report"]["dropped"]
+    counts = {each["filter"]: each["numRows"] for each in dropped}
     found = {
+        "the process that was killed while it filtered has left no index": not has_index,
+        f"the filters have dropped the right numbers of rows: {counts}": counts == expected_drops(num_rows),
         "the run that was killed has drawn the same prompts": drawn["killed"] == drawn["whole"],
-        f"no process needed more than 2 GiB: {peak / 2**30:.2f} GiB": peak < MAX_BYTES,
+        f"no controller needed more than 2 GiB: {peak / 1024:.2f} GiB": peak < MAX_MIB,
+        f"no filter process needed more than 2 GiB: {filter_peak / 1024:.2f} GiB": filter_peak < MAX_MIB,
     }
     for text, holds in found.items():
         print(f"{'holds' if holds else 'WRONG'}: {text}")
     return 0 if all(found.values()) else 1
 
 
+def expected_drops(num_rows: int) -> dict[str, int]:
+    """The rows that the filters drop, as `write_data` has made them."""
+    num_hundreds = num_rows // 100
+    return {"overlongPrompt": num_rows // 1000, "duplicates": 2 * num_hundreds - min(num_hundreds, NUM_COMMON)}
+
+
+def killed_at(folder: Path, is_end: Callable[[dict[str, object]], bool]) -> list[dict[str, object]]:
+    """Starts a run and kills it (SIGKILL) at an event. Returns the events."""
+    process = started(folder, "killed")
+    events: list[dict[str, object]] = []
+    for event in lines_of(process):
+        events.append(event)
+        if is_end(event):
+            process.kill()
+            break
+    process.wait()
+    return events
+
+
 def write_data(folder: Path, num_files: int, num_rows: int, rows_per_group: int) -> None:
-    """Writes the files that are missing: prompts of 100 to 400 characters, an answer, and three other columns."""
+    """Writes the files that are missing. Each row has a prompt of 100 to 430 characters, an answer, and four other
+    columns. In each thousand rows the prompt of row 24 is too long. In each hundred, row 49 has one of NUM_COMMON
+    prompts, and row 99 has the prompt of the row before, with another white space."""
+    assert num_rows % PART == 0, f"--rows-per-file must be a multiple of {PART}"
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    letters = np.random.default_rng(0)
-    words = pyarrow.array(
-        [
-            "".join(letters.choice(list("abcdefghijklmnopqrstuvwxyz"), size=int(n)))
-            for n in letters.integers(2, 10, 5000)
-        ]
-    )
+    texts: Texts | None = None
     for file in range(num_files):
         path = folder / "data" / f"part-{file:03d}.parquet"
         if path.exists():
             continue
-        tables = (
-            table(words, first, min(PART, num_rows)) for first in range(file * num_rows, (file + 1) * num_rows, PART)
-        )
+        texts = texts or random_texts()
         new = path.with_suffix(".new")
         writer: pyarrow.parquet.ParquetWriter | None = None
-        for each in tables:
-            writer = writer or pyarrow.parquet.ParquetWriter(new, each.schema)
-            writer.write_table(each, row_group_size=rows_per_group)
+        for first in range(file * num_rows, (file + 1) * num_rows, PART):
+            part = table(texts, first)
+            repeated = ["source", "solution"]
+            writer = writer or pyarrow.parquet.ParquetWriter(new, part.schema, use_dictionary=repeated)
+            writer.write_table(part, row_group_size=rows_per_group)
         assert writer is not None
         writer.close()
         new.rename(path)
 
 
-def table(words: pyarrow.Array, first: int, num_rows: int) -> pyarrow.Table:
-    """Rows with the numbers from `first` on."""
-    generator = np.random.default_rng([7, first])
+@dataclass(frozen=True)
+class Texts:
+    """Random words of a part of the rows. All parts have the same ones, after titles with the number of the row."""
 
-    def texts(low: int, high: int) -> pyarrow.Array:
+    prompts: pyarrow.Array
+    long_prompts: pyarrow.Array
+    solutions: pyarrow.Array
+
+
+def random_texts() -> Texts:
+    """Draws words with different frequencies."""
+    generator = np.random.default_rng(0)
+    letters = list("abcdefghijklmnopqrstuvwxyz")
+    words = pyarrow.array(
+        ["".join(generator.choice(letters, size=int(n))) for n in generator.integers(2, 10, NUM_WORDS)]
+    )
+
+    def texts(low: int, high: int, num_rows: int) -> pyarrow.Array:
         lengths = generator.integers(low, high, num_rows)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         chosen = (generator.random(int(offsets[-1])) ** 3 * len(words)).astype(np.int32)
         lists = pyarrow.ListArray.from_arrays(pyarrow.array(offsets), words.take(pyarrow.array(chosen)))
         return pyarrow.compute.binary_join(lists, " ")
 
-    numbers = np.arange(first, first + num_rows)
+    return Texts(texts(14, 62, PART), texts(600, 800, PART // 1000), texts(30, 90, PART // 100))
+
+
+def table(texts: Texts, first: int) -> pyarrow.Table:
+    """The rows with the numbers from `first` on."""
+    numbers = np.arange(first, first + PART)
     titles = pyarrow.compute.binary_join_element_wise("Problem", pyarrow.array(numbers).cast(pyarrow.string()), " ")
+    prompts = pyarrow.compute.binary_join_element_wise(titles, texts.prompts, ": ").to_numpy(zero_copy_only=False)
+    prompts[24::1000] = texts.long_prompts.to_numpy(zero_copy_only=False)
+    prompts[49::100] = [
+        f"Common problem number {number // 100 % NUM_COMMON} of the data" for number in numbers[49::100]
+    ]
+    prompts[99::100] = [f"  {prompt}" for prompt in prompts[98::100]]
     return pyarrow.table(
         {
             "id": numbers,
-            "prompt": pyarrow.compute.binary_join_element_wise(titles, texts(16, 64), ": "),
-            "answer": pyarrow.array(generator.integers(0, 10**6, num_rows)).cast(pyarrow.string()),
-            "source": generator.choice(["a", "b", "c"], num_rows),
-            "solution": texts(40, 120),
-            "difficulty": generator.random(num_rows),
+            "prompt": pyarrow.array(prompts, pyarrow.string()),
+            "answer": pyarrow.array(numbers * 7919 % 1_000_003).cast(pyarrow.string()),
+            "source": np.array(["a", "b", "c"])[numbers % 3],
+            "solution": texts.solutions.take(pyarrow.array(numbers % len(texts.solutions))),
+            "difficulty": numbers % 1000 / 1000,
         }
     )
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Trains a tokenizer of 16,000 tokens on the first prompts, unless it exists."""
+def write_model(folder: Path) -> None:
+    """Trains a tokenizer of 16,000 tokens on the first prompts, unless it exists. The model has no weights."""
     target = folder / "model"
     if (target / "tokenizer.json").exists():
         return
@@ -154,17 +217,23 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     file = pyarrow.parquet.ParquetFile(folder / "data" / "part-000.parquet")
     batch = next(file.iter_batches(batch_size=20_000, columns=["prompt"]))
-    trainer = trainers.BpeTrainer(vocab_size=16_000, special_tokens=["<eos>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(batch.column(0).to_pylist(), trainer)
     target.mkdir()
     tokenizer.save(str(target / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
     (target / "tokenizer_config.json").write_text(json.dumps(settings))
+    (target / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
 
 
-def started(folder: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+def started(folder: Path, name: str) -> subprocess.Popen[str]:
     """Starts this program as a run."""
-    command = [sys.executable, __file__, "--folder", str(folder), "--run", name, *arguments]
+    command = [sys.executable, __file__, "--folder", str(folder), "--run", name]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -185,32 +254,15 @@ def prompts_of(path: Path) -> dict[int, str]:
     return found
 
 
-def draw(folder: Path, name: str, *, is_filtered: bool) -> None:
+def draw(folder: Path, name: str) -> None:
     """One run: filters, then draws to the end, from the saved position if there is one."""
     began = time.perf_counter()
-    dataset = Dataset.from_wire(
-        {"type": "File", "file": {"path": "data"}, "maxPromptTokens": 256, "overlongPrompt": "Drop"}
-    )
-    files = ParquetFiles(sorted((folder / "data").glob("*.parquet")))
-    settings = FilterPass(
-        files.paths,
-        dataset,
-        WHERE,
-        folder / "model",
-        HeldOut(),
-        finds_duplicates=True,
-        answers_needed_by="MathAnswer",
-        why_unusable=why_unusable,
-    )
-    if is_filtered:
-        index = opened_or_built(files, settings, folder / "index", tell_progress)
-    else:
-        index = all_rows(files, folder / "all-rows.npy")
-    tell("filtered", began, report=json.loads(index.state.report.model_dump_json()))
+    dataset, index = filtered_rows(folder)
+    tell("filtered", began, report=json.loads(index.state.report.model_dump_json()), coreSeconds=core_seconds())
     kill_at = int(KILL_FRACTION * len(index.numbers))
     saved = folder / f"{name}.json"
     first = drawn_as_numbers(index, kill_at) if not saved.exists() else None
-    rows = IndexedRows(index, PromptMaker(dataset, Tokenizer(folder / "model"), WHERE))
+    rows = indexed_rows(folder, dataset, index)
     cursor = PromptCursor(rows, seed=3, shuffle=True, digest=index.state.key)
     tell("order", began)
     cursor.restore(first or CursorState.from_wire(json.loads(saved.read_text())["cursor"]))
@@ -224,13 +276,52 @@ def draw(folder: Path, name: str, *, is_filtered: bool) -> None:
     tell("end", began, ordinal=cursor.state().ordinal)
 
 
-def all_rows(files: ParquetFiles, path: Path) -> RowIndex:
-    """An index that keeps all rows, in a file that is mapped into memory as that of `row_index`."""
-    if not path.exists():
-        np.save(path, np.arange(files.num_rows, dtype=np.uint32))
+def dataset_and_files(folder: Path) -> tuple[Dataset, ParquetFiles]:
+    """The block of a job, and its files."""
+    dataset = Dataset.from_wire(
+        {"type": "File", "file": {"path": "data"}, "maxPromptTokens": 512, "overlongPrompt": "Drop"}
+    )
+    return dataset, ParquetFiles(sorted((folder / "data").glob("*.parquet")))
+
+
+def filtered_rows(folder: Path) -> tuple[Dataset, RowIndex]:
+    """Runs the filters, or reads the index that they have left."""
+    dataset, files = dataset_and_files(folder)
+    settings = FilterPass(
+        files.paths,
+        dataset,
+        WHERE,
+        folder / "model",
+        HeldOut.of(["A prompt of an evaluation"]),
+        finds_duplicates=True,
+        answers_needed_by="MathAnswer",
+        why_unusable=why_unusable,
+    )
+    return dataset, opened_or_built(files, settings, folder / "index", tell_progress)
+
+
+def indexed_rows(folder: Path, dataset: Dataset, index: RowIndex) -> IndexedRows:
+    """The prompts with the columns of a job whose rewards do not need the others."""
+    return IndexedRows(index, PromptMaker(dataset, Tokenizer(folder / "model"), WHERE), ["prompt", "answer"])
+
+
+def measure_reads(folder: Path) -> None:
+    """Prints the time of one core per prompt, by the number of prompts that are read together from 20 million rows. If
+    there are fewer rows, as many fewer prompts are read, so that equally many are in the same row group."""
+    dataset, files = dataset_and_files(folder)
     report = FilterReport(dataset=WHERE, num_rows=files.num_rows, num_kept=files.num_rows)
-    state = IndexState(key=files.digest(), report=report, longest=0, largest_token=0, has_answers=True)
-    return RowIndex(files, np.load(path, mmap_mode="r"), state)
+    state = IndexState(key="", report=report, longest=0, largest_token=0)
+    index = RowIndex(files, np.arange(files.num_rows, dtype=np.uint32), state)
+    generator = random.Random(5)
+    for num_rows in (1, 64, 512, MAX_ROWS_AHEAD):
+        seconds, num_read = 0.0, 0
+        while num_read < MIN_READ:
+            rows = indexed_rows(folder, dataset, index)
+            chosen = generator.sample(range(len(rows)), max(1, num_rows * len(rows) // NUM_ROWS))
+            began = time.process_time()
+            rows.read(chosen)
+            seconds, num_read = seconds + time.process_time() - began, num_read + len(chosen)
+        print(json.dumps({"promptsTogether": num_rows, "coreMilliseconds": round(seconds / num_read * 1000, 2)}))
 
 
 def drawn_as_numbers(index: RowIndex, kill_at: int) -> CursorState:
@@ -246,10 +337,10 @@ def drawn_as_numbers(index: RowIndex, kill_at: int) -> CursorState:
 
 
 def draw_batch(cursor: PromptCursor[PromptRow], size: int, log: Path, saved: Path) -> None:
-    """Draws a batch, which was not read in advance, and saves the position."""
+    """Draws a batch, and saves the position."""
     began = time.perf_counter()
     batch = cursor.next_batch(size)
-    seconds = time.perf_counter() - began
+    tell("batch", began, size=size)
     digests = {
         str(each.ordinal): hashlib.sha256(repr((each.row.token_ids, each.row.answer)).encode()).hexdigest()[:16]
         for each in batch
@@ -257,32 +348,39 @@ def draw_batch(cursor: PromptCursor[PromptRow], size: int, log: Path, saved: Pat
     with log.open("a") as file:
         file.write(json.dumps(digests) + "\n")
     state = json.loads(cursor.state().model_dump_json(by_alias=True))
-    saved.with_suffix(".new").write_text(json.dumps({"cursor": state, "peakBytes": peak_bytes()}))
+    saved.with_suffix(".new").write_text(json.dumps({"cursor": state}))
     saved.with_suffix(".new").rename(saved)
-    print(json.dumps({"event": "batch", "size": size, "seconds": round(seconds, 2)}), flush=True)
 
 
-def peak_bytes() -> int:
-    """Peak of the resident memory of this process. The maximum of getrusage would include that of the process that
-    started this one."""
-    [line] = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmHWM:")]
-    return int(line.split()[1]) * 1024
+def peak_mib(process: int | str = "self") -> int:
+    """Peak of the resident memory of a process. The maximum of getrusage would include that of the process that started
+    it."""
+    [line] = [each for each in Path(f"/proc/{process}/status").read_text().splitlines() if each.startswith("VmHWM:")]
+    return int(line.split()[1]) // 1024
+
+
+def core_seconds() -> float:
+    """Time of one core that this process and its ended children have needed."""
+    return round(sum(os.times()[:4]), 1)
 
 
 def tell(event: str, began: float, **values: object) -> None:
     """Prints an event with time and memory."""
-    seconds = round(time.perf_counter() - began, 1)
-    print(json.dumps({"event": event, "seconds": seconds, "peakMiB": peak_bytes() >> 20, **values}), flush=True)
+    seconds = round(time.perf_counter() - began, 2)
+    print(json.dumps({"event": event, "seconds": seconds, "peakMiB": peak_mib(), **values}), flush=True)
 
 
-_LAST = [0.0]
+_LAST, _BEGAN = [0], time.perf_counter()
 
 
 def tell_progress(text: str) -> None:
-    """Prints the progress of the filters, at most every 20 seconds."""
-    if time.perf_counter() - _LAST[0] > 20:
-        _LAST[0] = time.perf_counter()
-        print(json.dumps({"event": text, "peakMiB": peak_bytes() >> 20}), flush=True)
+    """Prints the progress of the filters after every half million rows."""
+    found = re.search(r"(\d+) of \d+ done", text)
+    assert found is not None, text
+    if int(found[1]) >= _LAST[0] + 500_000:
+        _LAST[0] = int(found[1])
+        peaks = [peak_mib(each.pid) for each in multiprocessing.active_children() if each.pid]
+        tell("filters", _BEGAN, numDone=_LAST[0], peakOfFilterProcessMiB=max(peaks, default=0))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_a_wrong_path_names_the_nearest_one(path: str, nearest: str) -> None:
         ("spec.training.steps=many", 'spec.training.steps: must be a whole number (seen: "many")'),
         ("spec.training.steps=", 'spec.training.steps: must be a whole number (seen: "")'),
         ("spec.training.steps=010", "spec.training.steps: "),
-        ("spec.training.steps=0", "spec.training.steps: must be at least 1 (seen: 0)"),
+        ("spec.training.steps=0", "spec.training.steps: 0 steps need evaluations (seen: 0)"),
         ("spec.training.loss.tpye=1", "spec.training.loss.tpye: is not a field of a job; did you mean"),
         ("spec.pools=[{name: main}, {name: main, gpus: 1}]", "spec.pools[1].gpus: is not a known field"),
     ],

@@ -97,6 +97,23 @@ def test_other_labels_and_annotations_of_pods_need_no_permission() -> None:
     assert cluster_violations(spec, has_default_image=True, allowed_label_prefixes=()) == ()
 
 
+_MATH = {"name": "maths", "type": "MathAnswer"}
+_SHORT = {"name": "length", "type": "Overlong", "overlong": {"bufferTokens": 16}}
+_JUDGE = {
+    "name": "style",
+    "type": "Judge",
+    "judge": {
+        "url": "http://judge/v1",
+        "model": "m",
+        "rubric": "{response}",
+        "pattern": "(.)",
+        "labels": {"good": 2, "bad": -1},
+    },
+}
+_FUNCTION = {"name": "own", "type": "Function", "function": {"path": "my_rewards:score"}}
+_EVALUATION = {"dataset": {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 64}}
+
+
 @pytest.mark.parametrize(
     ("edits", "expected"),
     [
@@ -114,6 +131,26 @@ def test_other_labels_and_annotations_of_pods_need_no_permission() -> None:
         ({"model.headDtype": "Float32"}, {}),
         ({"model.headDtype": "Float32", "model.dtype": "BFloat16"}, {}),
         ({"model.dtype": "Float32", "profile": {"steps": [1], "ranks": [1]}}, {}),
+        (
+            {"rewards": [_MATH | {"weight": 0.8}, _SHORT], "evaluations": [_EVALUATION]},
+            {
+                "spec.training.evaluations[0].passThreshold": Mentions(
+                    "pass_at_k is always 0", "score is 0.8", "seen: 1"
+                )
+            },
+        ),
+        ({"rewards": [_MATH | {"weight": 0.8}], "evaluations": [_EVALUATION | {"passThreshold": 0.8}]}, {}),
+        ({"rewards": [_MATH | {"weight": 0.8}], "evaluations": [_EVALUATION | {"numSamples": 0}]}, {}),
+        # All weights are 0 in this evaluation, so each counts as 1.
+        (
+            {
+                "rewards": [_MATH | {"weight": 0}, _JUDGE | {"weight": 0.5}],
+                "evaluations": [_EVALUATION | {"rewards": ["maths"]}],
+            },
+            {},
+        ),
+        ({"rewards": [_MATH | {"weight": 0.8}, _JUDGE], "evaluations": [_EVALUATION]}, {}),
+        ({"rewards": [_MATH | {"weight": 0.8}, _FUNCTION | {"weight": 0.1}], "evaluations": [_EVALUATION]}, {}),
     ],
 )
 def test_settings_of_the_training_without_effect_get_a_warning(

@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_api.errors import ContractError, JobFileError, Problem
-from rljob_api.job_file import load_job_file, load_job_text, resolved_job_text
+from rljob_api.job_file import load_job_file, load_job_text, load_job_text_to_run, resolved_job_text
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.algorithm import AlgorithmType
 from rljob_api.v1alpha1.policy_loss import LossType
@@ -231,8 +231,9 @@ def test_the_resolved_text_has_the_effective_roles_and_limits(algorithm: str, ex
         "type": "Overlong",
         "overlong": {"bufferTokens": 8, "penaltyFactor": 1},
     }
-    again = load_job_text(text).spec
-    assert (again.roles, again.training.rewards) == (job.spec.roles, job.spec.training.rewards)
+    again = load_job_text(text)
+    assert again.spec.roles == job.spec.roles
+    assert resolved_job_text(again.metadata, again.spec) == text
 
 
 def test_a_wrong_entry_does_not_make_its_list_too_short() -> None:
@@ -358,6 +359,25 @@ def test_a_broken_rule_is_shown_at_the_value_that_breaks_it() -> None:
     line, column, path, message = only_problem(JOB + "    rollout: {groupSize: 1}\n")
     assert (line, column, path) == (17, 26, "spec.training.rollout.groupSize")
     assert_words(message, "at least 2", "(seen: 1)", "increase groupSize")
+
+
+def test_a_metric_that_no_evaluation_reports_is_rejected_before_a_run() -> None:
+    evaluation = "    evaluations: [{dataset: {type: File, file: {path: b.jsonl}}, numSamples: 4}]\n"
+    text = JOB + evaluation + "  checkpoint: {keepBest: {metric: eval/heldout/pass_at_3}}\n"
+    assert load_job_text(text).spec.checkpoint.keep_best is not None
+    with pytest.raises(JobFileError) as caught:
+        load_job_text_to_run(text, "job.yaml")
+    [problem] = caught.value.problems
+    assert (problem.line, problem.path) == (18, "spec.checkpoint.keepBest.metric")
+    assert_words(problem.message, "eval/heldout/pass_at_4", "(seen: eval/heldout/pass_at_3)", "correct the name")
+    load_job_text_to_run(text.replace("pass_at_3", "pass_at_4"), "job.yaml")
+
+
+def test_labels_of_a_judge_that_differ_only_in_case_are_rejected() -> None:
+    judge = "{url: 'http://j', model: m, rubric: '{response}', pattern: '(.)', labels: {Good: 1, good: 0}}"
+    found = problems(JOB.replace("rewards: [{type: MathAnswer}]", f"rewards: [{{type: Judge, judge: {judge}}}]"))
+    [problem] = [each for each in found if each.path.endswith("labels")]
+    assert_words(problem.message, "must have different labels", "letter case")
 
 
 def test_a_missing_block_is_reported_at_the_line_of_its_parent() -> None:

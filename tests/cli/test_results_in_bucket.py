@@ -102,7 +102,9 @@ def test_lost_answers_do_not_matter_and_a_refusal_is_one_error(proxy: FaultProxy
     copy(job_at(proxy.endpoint), tmp_path)
     assert (tmp_path / "export/model.safetensors").read_bytes() == MODEL
     proxy.choose = lambda _: Fault.FORBIDDEN
-    with pytest.raises(ResultsError, match=rf"the job's bucket at {proxy.endpoint}.*access is denied.*allow these"):
+    with pytest.raises(
+        ResultsError, match=rf"the job's bucket: .* at {proxy.endpoint}: .*access is denied.*allow these"
+    ):
         copy(job_at(proxy.endpoint), tmp_path / "other")
     proxy.reset()
     with pytest.raises(ResultsError, match="the bucket does not exist"):

@@ -245,7 +245,8 @@ def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(rljob: R
     assert errors == f"{path}: RLJob example is valid (pool main: 2 nodes x 6 GPUs)\n"
     resolved, job = load_job_text(output).spec.training, load_job_file(path).spec.training
     assert resolved.algorithm == resolve_algorithm(job.algorithm)
-    assert resolved.model_copy(update={"algorithm": job.algorithm}) == job
+    assert [each.on_error for each in resolved.rewards] == [each.error_policy for each in job.rewards]
+    assert resolved.model_copy(update={"algorithm": job.algorithm, "rewards": job.rewards}) == job
 
 
 def test_resolved_prints_no_job_if_there_is_a_problem(rljob: Rljob, tmp_path: Path) -> None:

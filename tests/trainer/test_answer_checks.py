@@ -95,7 +95,7 @@ class Check:
         self.pools = start_check_pools(self.settings, self._stack)
         by_dataset = {evaluation_dataset(0): held_out}
         return check_rewards(
-            self.settings.scorers, self.pools, training, by_dataset, self.reported.append, is_large=is_large
+            self.settings.scorers, self.pools, {DATASET: training}, by_dataset, self.reported.append, is_large=is_large
         )
 
     @property
@@ -276,6 +276,42 @@ def test_rows_of_two_files_with_the_same_index_are_both_named(
     assert "1 now, 1 so far\n  a.jsonl, line 1: " in caplog.text
     assert "1 now, 2 so far\n  b.jsonl, line 1: " in caplog.text
     assert len(caplog.records) == 2
+
+
+def of_datasets(answers: dict[str, str]) -> dict[str, list[PromptRow]]:
+    """A row for each dataset, with this answer; the dataset's only reward has the dataset's name."""
+    return {
+        f"spec.training.datasets[{index}]": [
+            dataclasses.replace(row, rewards=(name,), source=name, location=f"{name}.jsonl, line 1")
+            for row in rows(answer)
+        ]
+        for index, (name, answer) in enumerate(answers.items())
+    }
+
+
+def test_rows_of_every_maths_reward_are_checked_and_named_by_their_dataset(
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    def settings() -> RewardSettings:
+        check = Check(tmp_path, stack)
+        [first] = check.settings.scorers
+        named = [
+            dataclasses.replace(
+                first, reward=first.reward.model_copy(update={"name": name, "timeout_seconds": seconds})
+            )
+            for name, seconds in (("first", 9.0), ("second", 10.0))
+        ]
+        return dataclasses.replace(check.settings, scorers=tuple(named))
+
+    training = of_datasets({"first": "5", "second": "bad", "other": "bad"})
+    of_all = settings()
+    with pytest.raises(DatasetError) as caught:
+        check_rewards(of_all.scorers, start_check_pools(of_all, stack), training, {}, is_large=False)
+    assert str(caught.value).startswith("spec.training.datasets[1].answerField: 1 of 1 rows have an answer")
+    drawn = check_rewards(of_all.scorers, start_check_pools(of_all, stack), training, {}, is_large=True)
+    assert drawn is not None
+    assert [drawn.are_usable(each) for each in training.values()] == [[True], [False], [True]]
+    assert "spec.training.datasets: rows skipped because MathAnswer cannot score their answer: 1 now" in caplog.text
 
 
 def test_below_the_limit_or_without_math_no_process_stays(tmp_path: Path, stack: ExitStack) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset
 from rljob_testing.models import chat_models
-from rljob_trainer.datasets.loading import load_prompts
+from rljob_testing.training.prompts import load_prompts
 from rljob_trainer.models.assistant_turn import AssistantTurn
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import JsonValue
 
+from rljob_api.run_state import BestCheckpoint
 from rljob_api.v1alpha1.checkpoint import Checkpoint, KeepBest, KeepBestMode
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.messages import Mentions
 from rljob_testing.training import small_checkpoints, training_runs
+from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.layout import list_checkpoint_folders
 from rljob_trainer.controller.checkpointing import Checkpointing
-from rljob_trainer.controller.evaluations.best_checkpoints import BestCheckpoints
+from rljob_trainer.controller.evaluations.best_checkpoints import BestCheckpoints, BestState, evaluation_digest
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
@@ -30,11 +33,11 @@ class Attempt:
     """An attempt of a run of eight steps, with a save after every fourth one and an evaluation after every step. Only
     the newest checkpoint is kept, and the best ones."""
 
-    def __init__(self, folder: Path, start_number: int = 1, metric: str = SCORE, **settings: object) -> None:
+    def __init__(self, folder: Path, start_number: int = 1, digest: str | None = None, **settings: object) -> None:
         self.folder = folder
-        best = KeepBest.model_validate({"metric": metric, **settings})
-        spec = Checkpoint(every_steps=4, keep=1, keep_best=best)
-        self.checkpointing = Checkpointing(spec, folder / "checkpoints", start_number, "job")
+        best = BestCheckpoints(KeepBest.model_validate({"metric": SCORE, **settings}), evaluation_digest=digest)
+        spec = Checkpoint(every_steps=4, keep=1, keep_best=best.spec)
+        self.checkpointing = Checkpointing(spec, folder / "checkpoints", start_number, "job", best)
         self.checkpointing.choices = small_checkpoints.CHOICES
         actor = small_checkpoints.LocalActor(torch.ones(4, 4))
         point = self.checkpointing.find()
@@ -68,9 +71,9 @@ def test_the_best_checkpoint_is_saved_at_its_step_and_kept(tmp_path: Path) -> No
     # Step 5 has the same score as step 2, so it is not better.
     assert attempt.kept() == [2, 8]
     assert attempt.best() == (2, 0.5)
-    folder = attempt.checkpointing.best_folder()
+    folder = attempt.checkpointing.best_checkpoint()
     assert folder is not None
-    assert folder.name.startswith("step-00000002")
+    assert folder.step == 2
 
 
 def test_the_smallest_value_and_several_best_checkpoints(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_another_metric_starts_anew_and_a_step_that_trained_nothing_does_not_cou
     first = Attempt(tmp_path)
     first.run(0.9, 0.1, 0.1, 0.1)
     first.saves.end()
-    second = Attempt(tmp_path, start_number=2, metric=SCORE, mode="Min")
+    second = Attempt(tmp_path, start_number=2, mode="Min")
     assert "chosen anew" in caplog.text
     second.saves.begin_if_due(5, postpones=True)
     second.saves.begin_if_best(5, {SCORE: 0.0})
@@ -152,6 +155,78 @@ def test_a_metric_that_is_missing_or_not_finite_is_reported(caplog: pytest.LogCa
         "step 2: eval/heldout/maj_at_4 was not reported",
         "step 3: eval/heldout/maj_at_4 is not finite",
     ]
+
+
+def test_a_mean_of_few_responses_is_not_the_best(caplog: pytest.LogCaptureFixture) -> None:
+    best = BestCheckpoints(KeepBest(metric=SCORE), max_failure_rate=0.2)
+    excluded = "eval/heldout/excluded_fraction"
+    assert best.record(1, {SCORE: 0.5, excluded: 0.2})
+    assert not best.record(2, {SCORE: 0.9, excluded: 0.99})
+    assert "step 2: 99.0 % of the responses of the evaluation have no score" in caplog.text
+    assert [each.step for each in best.up_to(2)] == [1]
+
+
+def test_values_of_a_changed_evaluation_are_not_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = Attempt(tmp_path, digest="a")
+    first.run(0.9, 0.1, 0.1, 0.1)
+    first.saves.end()
+    Attempt(tmp_path, start_number=2, digest="a")
+    assert not caplog.records
+    third = Attempt(tmp_path, start_number=3, digest="b")
+    assert "chosen anew" in caplog.text
+    third.run(0.2, 0.3, 0.1, 0.1)
+    third.saves.end()
+    assert third.best() == (6, 0.3)
+
+
+def test_what_changes_the_values_of_an_evaluation() -> None:
+    def digest(of_reward: training_runs.Document, **of_evaluation: JsonValue) -> str:
+        reward = training_runs.function_reward("my_rewards:score") | of_reward
+        other = training_runs.function_reward("my_rewards:other", name="other", weight=of_reward.get("weight", 1))
+        evaluation = training_runs.held_out(4, 1) | {"rewards": ["score"], **of_evaluation}
+        job = training_runs.small_job(evaluations=[evaluation], rewards=[reward, other])
+        return evaluation_digest(SCORE, RLJob.from_wire(job).spec.training)
+
+    before = digest({})
+    assert digest({"numProcesses": 5, "timeoutSeconds": 60}, everySteps=7, atStart=False) == before
+    changes: list[tuple[training_runs.Document, training_runs.Document]] = [
+        ({"weight": 2}, {}),
+        ({"function": {"path": "my_rewards:other"}}, {}),
+        ({}, {"numSamples": 4}),
+        ({}, {"maxNewTokens": 3}),
+        ({}, {"rewards": ["score", "other"]}),
+    ]
+    for of_reward, of_evaluation in changes:
+        assert digest(of_reward, **of_evaluation) != before
+
+
+def test_a_best_checkpoint_that_was_removed_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    # A run fell back to step 4, because step 6 was damaged. When step 6 became the best one, step 2 was removed.
+    state = BestState(metric=SCORE, mode=KeepBestMode.MAX, checkpoints=(BestCheckpoint(step=2, value=0.5),))
+    best = BestCheckpoints(KeepBest(metric=SCORE))
+    best.restore(state, {4})
+    assert "the best checkpoint of step 2 no longer exists" in caplog.text
+    assert best.record(5, {SCORE: 0.3})
+
+
+def test_a_best_checkpoint_of_an_earlier_attempt_is_verified(tmp_path: Path) -> None:
+    first = Attempt(tmp_path)
+    first.run(0.2, 0.6, 0.3, 0.1, 0.1)
+    first.saves.save_on_request()
+    second = Attempt(tmp_path, start_number=2)
+    second.run(0.5, 0.4, 0.3)
+    second.saves.end()
+    best = second.checkpointing.best_checkpoint()
+    assert best is not None
+    assert (best.step, best.start_number) == (2, 1)
+    second.checkpointing.opened(best).read("weight")
+    assert isinstance(best.path, Path)
+    [file] = best.path.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DamagedError):
+        second.checkpointing.opened(best).read("weight")
 
 
 def test_a_value_counts_only_for_checkpoints_up_to_its_step() -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset
 from rljob_testing.models import tiny_models
-from rljob_trainer.datasets.loading import load_prompts
-from rljob_trainer.datasets.prompts import PromptRow
+from rljob_testing.training.prompts import load_prompts
+from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
+from rljob_trainer.datasets.rows import RawRow
 from rljob_trainer.errors import ChatTemplateError, DatasetError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
@@ -55,6 +56,50 @@ def loaded(tmp_path: Path, template: object, *prompts: object, **fields: object)
 def test_chats_use_the_template_whatever_apply_chat_template_is(tmp_path: Path, applies: bool) -> None:
     [row] = loaded(tmp_path, PLAIN, [SYSTEM, {"role": "user", "content": "2"}], apply_chat_template=applies)
     assert (row.prompt, row.source_prompt, row.token_ids) == (">1>>2>8", "1\n2", (2, 4, 2, 2, 5, 2, 11))
+
+
+def test_the_system_prompt_is_the_first_message_of_each_prompt(tmp_path: Path) -> None:
+    rows = loaded(tmp_path, PLAIN, [USER], [USER, ASSISTANT, USER], "3", system_prompt="9", apply_chat_template=True)
+    assert [row.prompt for row in rows] == [">9>>1>8", ">9>>1>>2>>1>8", ">9>>3>8"]
+    assert rows[0].messages == ({"role": "system", "content": "9"}, USER)
+    # Rows are compared with those of other datasets without it.
+    assert [row.source_prompt for row in rows] == ["1", "1\n2\n1", "3"]
+
+
+@pytest.mark.parametrize("others", [[SYSTEM, USER], [USER, SYSTEM, USER]])
+def test_a_second_system_message_is_rejected(tmp_path: Path, others: list[ChatMessage]) -> None:
+    words = r"dataset\.systemPrompt: .*chats\.jsonl, line 2 already has a system message; remove systemPrompt"
+    with pytest.raises(DatasetError, match=words):
+        loaded(tmp_path, PLAIN, [USER], others, system_prompt="9")
+
+
+def test_a_system_prompt_needs_a_chat_and_a_template_that_uses_it(tmp_path: Path) -> None:
+    words = (
+        r"dataset\.systemPrompt: would be ignored, .*chats\.jsonl, line 1 is a string .* set applyChatTemplate: true"
+    )
+    with pytest.raises(DatasetError, match=words):
+        loaded(tmp_path, PLAIN, "1", system_prompt="9")
+    for number, (template, words) in enumerate(
+        (
+            (NO_SYSTEM, r"line 1: .* rejects .*\(roles: system, user\): .*System role not supported"),
+            (USERS_ONLY, r"line 1: .* ignores message 1 .*\(role 'system': '9'\)"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(DatasetError, match=words):
+            loaded(folder, template, [USER], system_prompt="9")
+
+
+def test_an_environment_gets_the_system_prompt_too(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(PLAIN, tmp_path / "model")
+    dataset = Dataset(type=DatasetType.FILE, file=FileDataset(path="chats.jsonl"), system_prompt="9")
+    maker = PromptMaker(dataset, tokenizer, WHERE, for_environment=True)
+    [row] = maker.made([RawRow("chats.jsonl, line 1", {"prompt": "1"})], [0])
+    assert row is not None
+    assert row.messages == ({"role": "system", "content": "9"}, USER)
+    with pytest.raises(DatasetError, match=r"systemPrompt: .*line 2 already has a system message"):
+        maker.made([RawRow("chats.jsonl, line 2", {"prompt": [SYSTEM, USER]})], [1])
 
 
 def test_earlier_assistant_turns_are_part_of_the_prompt(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_the_state_is_plain_json() -> None:
         "seed": 4,
         "shuffle": True,
         "digest": "any",
+        "passRates": None,
     }
 
 
@@ -173,7 +174,7 @@ def test_a_rewind_to_the_beginning_goes_back_over_skipped_rows() -> None:
 
 def test_a_stream_whose_rows_are_all_skipped_ends() -> None:
     rows = PromptCursor(range(4), seed=0, shuffle=True, digest="any", are_usable=lambda rows: [False for _ in rows])
-    with pytest.raises(DatasetError, match="no row is usable"):
+    with pytest.raises(DatasetError, match="all rows were skipped, because their answers cannot be scored"):
         rows.next_batch(3)
 
 

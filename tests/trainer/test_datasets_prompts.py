@@ -19,8 +19,9 @@ from rljob_api.v1alpha1.dataset import (
     OverlongPrompt,
     ReasoningGymDataset,
 )
+from rljob_testing.training.prompts import load_prompts
 from rljob_trainer.datasets.filters import DropCounts, HeldOut
-from rljob_trainer.datasets.loading import load_prompts, without_dropped
+from rljob_trainer.datasets.loading import without_dropped
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer

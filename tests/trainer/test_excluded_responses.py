@@ -9,12 +9,16 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from rljob_api.v1alpha1.advantage import AdvantageType
+from rljob_testing.messages import Mentions
 from rljob_testing.training import stub_step
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.evaluations.evaluation import EvaluationResult, evaluation_error
 from rljob_trainer.controller.outcomes import FailureRate, Outcome, Reasons, too_many_excluded
 from rljob_trainer.errors import ResourceError, RewardError
+from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED, PROMPT_TOKEN_IDS, REWARDS, SAMPLE_SEEDS, TOKENS
 
@@ -331,3 +335,21 @@ def test_a_batch_without_any_score_is_an_error_without_a_limit_too_and_advises_s
     advice = "or set dynamicSampling.onMaxRounds: TrainOnFewer"
     assert str(too_many_excluded("6 of 6 responses of step 5", 1.0, "them", reasons(DIED=1))).endswith(advice)
     assert str(too_many_excluded("6 of 6", 0.5, "them", reasons(DIED=1))).endswith("or increase maxFailureRate")
+
+
+@pytest.mark.parametrize(
+    ("scores", "max_rate", "has_failed"),
+    [([1, 0, 1], 0.0, False), ([1, 0, TIMEOUT], 0.4, False), ([1, 0, TIMEOUT], 0.3, True), ([TIMEOUT] * 3, 1.0, True)],
+)
+def test_a_job_that_only_evaluates_fails_if_too_many_responses_have_no_score(
+    scores: Scores, max_rate: float, has_failed: bool
+) -> None:
+    phase = stub_step.step_of({"advantage": PLAIN}, {"score": 1.0}, {"score": scores}).step.rollout
+    prompts = [each.row for each in stub_step.PROMPTS]
+    seeds_B = torch.zeros(3, dtype=torch.int64)
+    rollout = phase.run(prompts, 1, stub_step.SAMPLING, seeds_B, seeds_B, {"score": 1.0})
+    error = evaluation_error([EvaluationResult("small", {}, (), {SampleKind.GREEDY: rollout})], max_rate)
+    assert (error is not None) == has_failed
+    if error is not None:
+        assert isinstance(error, ResourceError)
+        assert str(error) == Mentions("maxFailureRate", "of 3 responses of evaluation small", "TIMEOUT")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts, prom
 from rljob_trainer.datasets import filter_processes, row_index
 from rljob_trainer.datasets.filter_processes import FilterPass
 from rljob_trainer.datasets.filters import HeldOut
+from rljob_trainer.datasets.parquet_files import ParquetFiles, RowGroup
 from rljob_trainer.datasets.row_index import opened_or_built
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.source_paths import local_path
@@ -75,7 +77,7 @@ def load(folder: Path, duplicates: str = "Drop", **fields: object) -> Prompts:
 def drawn(prompts: Prompts, num_batches: int, size: int = 16) -> list[tuple[int, str, object]]:
     cursor = prompt_cursor(prompts, 3, None)
     return [
-        (each.ordinal, each.row.prompt, each.row.row) for _ in range(num_batches) for each in cursor.next_batch(size)
+        (each.ordinal, each.row.prompt, each.row.answer) for _ in range(num_batches) for each in cursor.next_batch(size)
     ]
 
 
@@ -87,7 +89,7 @@ def test_a_large_dataset_draws_the_same_rows_as_one_in_memory(files: Path, monke
     small = load(files)
     assert small.sources[0].index is None
     # The two have the same rows, so also the same order; three epochs.
-    assert [row.row for row in source.rows] == [row.row for row in small.sources[0].rows]
+    assert [row.prompt for row in source.rows] == [row.prompt for row in small.sources[0].rows]
     assert drawn(large, 15) == drawn(small, 15)
     assert (large.longest, large.largest_token) == (small.longest, small.largest_token)
     report = json.loads((files.parent / "data" / "filters.json").read_text())
@@ -142,7 +144,21 @@ def test_a_second_run_reads_the_index_unless_files_or_settings_have_changed(
     )
     changed = load(files, duplicates="Keep")
     assert built == ["again"] * 2
+    os.utime(files / "part-1.parquet", (1, 1))
+    copied = load(files, duplicates="Keep")
+    assert built == ["again"] * 3
+    assert copied.sources[0].digest == changed.sources[0].digest
     assert changed.sources[0].digest != first.sources[0].digest
+
+
+def test_the_sources_of_large_datasets_are_counted_before_the_run(files: Path) -> None:
+    write_files(files, [str(number % 5) for number in range(NUM_ROWS)])
+    prompts = load(files, sourceField="answer")
+    assert {row.source for row in prompts.training} == {str(row.answer) for row in prompts.training}
+    with pytest.raises(DatasetError, match=r"dataset\.sourceField: column 'level' has more than 50 different values"):
+        load(files, sourceField="level")
+    with pytest.raises(DatasetError, match=r"no column 'origin' \(spec.training.dataset.sourceField\)"):
+        load(files, sourceField="origin")
 
 
 def test_answers_of_a_wrong_type_are_found_before_the_run(files: Path) -> None:
@@ -153,6 +169,56 @@ def test_answers_of_a_wrong_type_are_found_before_the_run(files: Path) -> None:
     with pytest.raises(DatasetError, match=r"answerField: 3 of 120 rows have no answer.*part-0\.parquet, row 6"):
         load(files)
     assert not list((files.parent / "data").glob("*/index.json"))
+
+
+def test_answers_are_checked_again_for_another_reward(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of a job that only needs tests for Code says nothing about MathAnswer."""
+    monkeypatch.setattr(prompt_sets, "NUM_ROWS_TO_CHECK", 0)
+    write_files(files, [["assert f(1)"]] * NUM_ROWS)
+    rewards: list[dict[str, object]] = [{"type": "Code", "name": "code"}]
+    for expected in (contextlib.nullcontext(), pytest.raises(DatasetError, match="reward MathAnswer cannot score")):
+        with expected:
+            settings = Training.from_wire(job(files, "Keep").to_wire() | {"rewards": rewards})
+            load_all_prompts(settings, MODEL, files, files.parent / "data")
+        rewards.append({"type": "MathAnswer"})
+
+
+def test_unusable_tests_of_code_are_found_before_the_run(files: Path) -> None:
+    write_files(files, [["assert f(1)"] if number != 6 else ["assert f("] for number in range(NUM_ROWS)])
+    settings = job(files, "Keep").to_wire() | {"rewards": [{"type": "Code"}]}
+    with pytest.raises(DatasetError, match=r"(?s)answerField: .*reward Code .*part-0\.parquet, row 7: the answer is"):
+        load_all_prompts(Training.from_wire(settings), MODEL, files, files.parent / "data")
+
+
+def test_rows_are_read_in_advance_and_each_row_group_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = list[RowGroup]()
+    batches_of = ParquetFiles.batches_of
+
+    def counted(self: ParquetFiles, group: RowGroup, columns: Sequence[str] | None) -> object:
+        decoded.append(group)
+        return batches_of(self, group, columns)
+
+    prompts = load(files)
+    [source] = prompts.sources
+    assert source.index is not None
+    num_rows = len(source.rows)
+    monkeypatch.setattr(ParquetFiles, "batches_of", counted)
+    assert drawn(prompts, num_rows // 4, size=4) == drawn(load(files), num_rows // 4, size=4)
+    # Each of the two loadings has read the first batch, of at most four row groups, and then all others together.
+    assert len(decoded) <= 2 * (4 + len(source.index.files.groups))
+
+
+@pytest.mark.parametrize(
+    ("reward", "names"),
+    [
+        ({"type": "MathAnswer"}, {"prompt", "answer"}),
+        ({"type": "Function", "function": {"path": "rewards:score"}}, {"prompt", "answer", "level"}),
+    ],
+)
+def test_columns_that_no_reward_reads_are_not_read(files: Path, reward: dict[str, object], names: set[str]) -> None:
+    training = Training.from_wire({**job(files).to_wire(), "rewards": [reward]})
+    prompts = load_all_prompts(training, MODEL, files, files.parent / "data")
+    assert {frozenset(row.row) for row in prompts.sources[0].rows} == {frozenset(names)}
 
 
 def filter_until_killed(folder: Path) -> None:

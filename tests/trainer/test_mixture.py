@@ -52,17 +52,27 @@ def sources_of(cursor: MixtureCursor[tuple[str, int]], num_rows: int) -> str:
 
 def test_the_order_of_the_datasets_is_fixed() -> None:
     assert sources_of(mixture([3, 1]), 12) == "aabaaabaaaba"
+    assert sources_of(mixture([0.3, 0.1]), 12) == "aabaaabaaaba"
     assert sources_of(mixture([1, 1]), 4) == "abab"
+
+
+def test_many_small_datasets_do_not_come_in_a_row() -> None:
+    drawn = sources_of(mixture([8] + [1] * 15, num_rows=0, names="abcdefghijklmnop"), 230)
+    assert sorted(drawn[:23]) == sorted("a" * 8 + "bcdefghijklmnop")
+    assert "a" in drawn[:4]
+    assert max(len(part) for part in drawn.split("a")) <= 4
 
 
 @given(weights=WEIGHTS, first=st.integers(0, 200), length=st.integers(1, 200))
 def test_any_range_of_prompts_has_the_proportions(weights: list[float], first: int, length: int) -> None:
     cursor = mixture(weights)
-    drawn = sources_of(cursor, first + length)[first:]
+    before = sources_of(cursor, first)
+    drawn = sources_of(cursor, length)
+    limit = 1 - 1 / (2 * len(weights) - 2) if len(weights) > 1 else 0
     for name, weight in zip("abcdef", weights, strict=False):
         share = weight / sum(weights)
-        # Each of the two ends of the range is off by at most half of this.
-        assert abs(drawn.count(name) - length * share) <= 1 + len(weights) * share + 1e-6
+        assert abs(before.count(name) - first * share) <= limit + 1e-6
+        assert abs(drawn.count(name) - length * share) <= 2 * limit + 1e-6
 
 
 @given(weights=WEIGHTS, before=st.integers(0, 60), skips=st.booleans())

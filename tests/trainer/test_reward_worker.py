@@ -244,7 +244,7 @@ def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_
 @pytest.mark.usefixtures("in_place")
 def test_only_the_rewards_that_a_dataset_names_score_its_prompts(tmp_path: Path) -> None:
     named = {"maths": ("length", "brief"), "style": ("form",)}
-    prompts = [PromptRow(0, "p", "p", (1, 2), "", {}, source=name, rewards=named[name]) for name in named]
+    prompts = [PromptRow(0, "p", "p", (1, 2), "", {}, dataset=name, rewards=named[name], source="w") for name in named]
     with worker_of(tmp_path, function("length"), FORM) as worker:
         phase = phase_of(OneWorker(worker, "ab", "abcd", "bad", "x1"))
         phase.names_rewards = True
@@ -252,7 +252,7 @@ def test_only_the_rewards_that_a_dataset_names_score_its_prompts(tmp_path: Path)
         samples, metrics = phase.samples(rollout, 1, SampleKind.TRAIN), rollout.metrics()
     assert rollout.rewards_B.tolist() == [0.5, 1.0, -0.5, 0.0]
     assert (rollout.is_excluded_B.any(), len(rollout.reasons())) == (False, 0)
-    assert (samples[2].source, samples[2].rewards["length"], samples[2].rewards["form"]) == ("style", None, 1.0)
+    assert (samples[2].source, samples[2].rewards["length"], samples[2].rewards["form"]) == ("style/w", None, 1.0)
     assert (metrics["reward/length/mean"], metrics["reward/error_rate"], metrics["data/maths/prompts"]) == (0.75, 0, 1)
 
 

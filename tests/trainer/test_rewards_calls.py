@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,6 +133,19 @@ def test_failures_of_async_calls_do_not_affect_others(tmp_path: Path) -> None:
     assert by_text["text"].detail.startswith("returned a str ('high')")
     assert len({process for _, process in attempts(tmp_path)}) == 1, "no process ended"
     assert [response for response, _ in attempts(tmp_path)].count("waits") == 2
+
+
+def test_a_call_that_blocks_alone_is_made_a_second_time_alone(tmp_path: Path) -> None:
+    with pool_of(tmp_path, "verbs", CallSettings(max_calls=4), timeout_seconds=1.0) as pool:
+        before = pool.process_ids()
+        first = pool.submit(requests("blocks"))
+        while pool.process_ids() in (before, []):
+            time.sleep(0.01)
+        # The process was replaced, and the next one makes the call again.
+        others = pool.submit(requests("number 1", "number 2"))
+        assert [outcome.status for outcome in first.result(timeout=60)] == ["TIMEOUT"]
+        assert seen(others.result(timeout=60)) == [("OK", 1.0), ("OK", 2.0)]
+    assert [response for response, _ in attempts(tmp_path)].count("blocks") == 2
 
 
 @pytest.mark.parametrize(("verb", "status"), [("blocks", "TIMEOUT"), ("dies", "DIED")])

@@ -1,4 +1,4 @@
-"""Judges and reward servers, called over HTTP: rubrics, answers, failures, limits. A real server on this machine."""
+"""Judges, called over HTTP: rubrics, answers, failures, limits. A real server on this machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.services import service
 from rljob_trainer.rewards.services.judge import Judge, filled_rubric
-from rljob_trainer.rewards.services.reward_server import RewardServer
-from rljob_trainer.rewards.services.scorers import JudgeScorer, RemoteScorer
+from rljob_trainer.rewards.services.scorers import JudgeScorer
 
 WHERE = "spec.training.rewards[0].judge (reward style)"
 JUDGE = JudgeScorer(
@@ -57,15 +56,14 @@ def judged(spec: JudgeScorer, *responses: str) -> list[RewardOutcome]:
     async def run() -> list[RewardOutcome]:
         judge = Judge(spec)
         found = await asyncio.gather(*(judge.scores([request(each)]) for each in responses))
-        await judge.close()
+        await judge.service.close()
         return [outcome for [outcome] in found]
 
     return asyncio.run(run())
 
 
-def probed(spec: JudgeScorer | RemoteScorer) -> None:
-    caller = Judge(spec) if isinstance(spec, JudgeScorer) else RewardServer(spec)
-    asyncio.run(caller.probe())
+def probed(spec: JudgeScorer) -> None:
+    asyncio.run(Judge(spec).probe())
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +125,9 @@ def test_an_answer_becomes_a_score(spec: JudgeScorer, text: str, score: float, s
     ("spec", "found", "problem"),
     [
         (JUDGE, completion("I like it."), "judge.pattern does not match; last answer: 'I like it.'; fix judge.pattern"),
-        (JUDGE, completion("", finish_reason="length"), "(the answer was truncated at judge.request.max_tokens)"),
+        # A score in an incomplete answer may be one that the judge has only considered.
+        (JUDGE, completion("Not Score: 5", finish_reason="length"), "it was truncated at judge.request.max_tokens"),
+        (JUDGE, completion("Score: 5", finish_reason="content_filter"), "the endpoint's content filter cut it off"),
         (JUDGE, completion(None), "judge.pattern does not match; last answer: ''"),
         (JUDGE, completion("Score: 6"), "6 is not on the scale from 1 to 5"),
         (JUDGE, completion("Score: nan"), "nan is not on the scale"),
@@ -204,6 +204,35 @@ def test_a_service_that_is_too_slow_or_gone_gives_no_score(server: RewardService
     assert "ClientConnectorError" in outcome.detail
 
 
+def test_after_a_failed_call_the_next_ones_have_one_attempt_until_one_succeeds(server: RewardService) -> None:
+    busy = Answer("{}", 503)
+    judge = Judge(replace(JUDGE, url=server.url))
+
+    async def run() -> list[tuple[str, int]]:
+        found = []
+        for number, answers in enumerate([[busy], [busy], [busy], [FINE], [busy, busy, FINE]]):
+            server.answers(*answers)
+            [outcome] = await judge.scores([request(str(number))])
+            found.append((str(outcome.status), len(server.received)))
+        await judge.service.close()
+        return found
+
+    expected = [("UNREACHABLE", service.MAX_ATTEMPTS), *[("UNREACHABLE", 1)] * 2, ("OK", 1), ("OK", 3)]
+    assert asyncio.run(run()) == expected
+
+
+def test_a_probe_ends_before_the_limit_for_loading(monkeypatch: pytest.MonkeyPatch, server: RewardService) -> None:
+    monkeypatch.setattr(service, "MAX_PROBE_SECONDS", 0.1)
+
+    def slow(_: Received) -> Answer:
+        time.sleep(0.6)
+        return FINE
+
+    server.answer = slow
+    with pytest.raises(ResourceError, match=r"did not reply within 0\.1 s \(3 attempts\)"):
+        probed(replace(JUDGE, url=server.url, timeout_seconds=300.0))
+
+
 def test_a_rejection_is_not_retried_and_shows_no_key(monkeypatch: pytest.MonkeyPatch, server: RewardService) -> None:
     monkeypatch.setenv("JUDGE_KEY", SECRET)
     spec = replace(JUDGE, key_variable="JUDGE_KEY")
@@ -240,7 +269,7 @@ def test_retry_after_holds_all_requests_of_the_process(server: RewardService) ->
             await asyncio.sleep(0.005)
         others = await asyncio.gather(*(judge.scores([request(str(each))]) for each in range(4)))
         found = [outcome for [outcome] in (await first, *others)]
-        await judge.close()
+        await judge.service.close()
         return found
 
     assert [(outcome.status, outcome.score) for outcome in asyncio.run(run())] == [("OK", 0.5)] * 5
@@ -261,8 +290,23 @@ def test_requests_per_minute_are_never_exceeded(monkeypatch: pytest.MonkeyPatch,
     outcomes = judged(replace(JUDGE, url=server.url, requests_per_minute=4), *map(str, range(14)))
     assert {outcome.status for outcome in outcomes} == {"OK"}
     assert len(server.received) == 14
-    # The server sees requests somewhat later than they were sent.
+    # The server sees requests later than they were sent, on a busy machine by some tenths of a second. The whole window
+    # is tested below.
     assert server.most_in(0.25) <= 4
+
+
+@given(amounts=st.lists(st.integers(1, 5), max_size=40), pauses=st.lists(st.floats(0, 80), min_size=40, max_size=40))
+def test_a_rate_limit_holds_in_every_window(amounts: Sequence[int], pauses: Sequence[float]) -> None:
+    limit, now = service.RateLimit(6), 0.0
+    used: list[tuple[float, int]] = []
+    for amount, pause in zip(amounts, pauses, strict=False):
+        now += pause
+        while (wait := limit.seconds_until_free(amount, now)) > 0:
+            now += wait
+        limit.use(amount, now)
+        used.append((now, amount))
+        # 1 s less than a window, because sums of floats are not exact.
+        assert sum(each for at, each in used if at > now - service.WINDOW_SECONDS + 1) <= 6
 
 
 def test_tokens_per_minute_count_what_the_service_reports(
@@ -302,71 +346,3 @@ def test_fields_of_the_request(server: RewardService) -> None:
     plain, other = [{**each.body, "messages": None} for each in server.received]
     assert plain == {"model": "referee", "messages": None, "temperature": 0, "max_tokens": 512}
     assert other == {"model": "referee", "messages": None, "temperature": 0, **request_fields}
-
-
-REMOTE = RemoteScorer("spec.training.rewards[0].remote (reward mine)", "", None, 10.0)
-
-
-def scored_remotely(
-    server: RewardService, given: Answer, *responses: str, url: str | None = None
-) -> list[tuple[str, float | None, str]]:
-    async def run(spec: RemoteScorer) -> Sequence[RewardOutcome]:
-        remote = RewardServer(spec)
-        found = await remote.scores([request(each) for each in responses])
-        await remote.close()
-        return found
-
-    server.answers(given)
-    outcomes = asyncio.run(run(replace(REMOTE, url=url or server.url)))
-    for received in server.received:
-        assert received.body == {
-            "prompts": ["p"] * len(responses),
-            "responses": list(responses),
-            "answers": ["a"] * len(responses),
-            "rows": [{}] * len(responses),
-            "query": [f"p{each}" for each in responses],
-            "labels": ["a"] * len(responses),
-        }
-    return [(outcome.status, outcome.score, outcome.detail) for outcome in outcomes]
-
-
-def test_a_reward_server_scores_batches_by_either_protocol(server: RewardService) -> None:
-    assert scored_remotely(server, Answer('{"scores": [1, 0.25]}'), "r", "s") == [("OK", 1.0, ""), ("OK", 0.25, "")]
-    both = Answer('{"rewards": [2.5, -1], "scores": [1, 0], "extra_logs": {}}')
-    assert scored_remotely(server, both, "r", "s") == [("OK", 2.5, ""), ("OK", -1.0, "")]
-
-
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
-        ('{"scores": [1]}', "returned 1 scores for 2 responses"),
-        ('{"scores": 1}', "returned a int for 2 responses; return a list with one number for each"),
-        ('{"score": [1, 2]}', 'returned a JSON object without "scores" (keys: score); return {"scores": ['),
-        ('{"scores": "12"}', "returned a str for 2 responses"),
-    ],
-)
-def test_a_wrong_reply_of_a_reward_server_is_an_error_of_its_batch(
-    server: RewardService, body: str, problem: str
-) -> None:
-    found = scored_remotely(server, Answer(body), "r", "s")
-    assert [(status, score) for status, score, _ in found] == [("ERROR", None)] * 2
-    assert all(problem in detail for _, _, detail in found)
-
-
-def test_a_wrong_score_of_a_reward_server_is_an_error_of_its_response(server: RewardService) -> None:
-    found = scored_remotely(server, Answer('{"scores": [1, NaN, null, "2", [3]]}'), *"abcde")
-    assert [(status, score) for status, score, _ in found] == [("OK", 1.0), *[("ERROR", None)] * 4]
-    assert found[1][2] == "returned nan; return a finite number"
-
-
-def test_a_reward_server_that_fails_gives_no_scores(server: RewardService) -> None:
-    for failure in (Answer("oops", 500), Answer("<html>"), Answer('{"scores": [1', 200)):
-        found = scored_remotely(server, failure, "r", "s")
-        assert [(status, score) for status, score, _ in found] == [("UNREACHABLE", None)] * 2
-    gone = f"http://127.0.0.1:{free_port()}"
-    [(status, score, _)] = scored_remotely(server, FINE, "r", url=gone)
-    assert (status, score) == ("UNREACHABLE", None)
-    with pytest.raises(ResourceError, match=r"the reward server cannot be reached: .*; start the server, or check"):
-        probed(replace(REMOTE, url=gone))
-    server.answers(FINE)
-    probed(replace(REMOTE, url=server.url))

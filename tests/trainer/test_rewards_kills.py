@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -131,6 +132,26 @@ def test_a_kill_never_becomes_a_score(policy: ErrorPolicy) -> None:
     assert "  response: 'large'" in lines
     assert "out of memory" in lines[-1]
     assert "numProcesses" in lines[-1]
+
+
+def test_a_judge_excludes_what_it_cannot_score_and_a_measured_reward_ends_no_run() -> None:
+    outcomes = [RewardOutcome(None, RewardStatus.ERROR, "gave a reply that cannot be read", 0.1)]
+    judge = {"url": "http://judge/v1", "model": "m", "rubric": "{response}", "pattern": "(.)"}
+    blocks = {"Judge": {"judge": judge}, "Remote": {"remote": {"url": "http://server"}}, "MathAnswer": {}}
+
+    def score(kind: str, **fields: object) -> float:
+        reward = Reward.from_wire({"type": kind, **blocks[kind], **fields})
+        [found] = apply_error_policies(reward, WHERE, "it", requests("a"), outcomes)
+        return found
+
+    assert math.isnan(score("Judge"))
+    assert math.isnan(score("Remote"))
+    assert math.isnan(score("MathAnswer", weight=0))
+    assert math.isnan(score("Judge", weight=0, onError="Fail"))
+    assert score("Judge", onError="Score", errorScore=-1) == -1
+    for kind, fields in (("MathAnswer", {}), ("Judge", {"onError": "Fail"})):
+        with pytest.raises(RewardError, match=r"set spec\.training\.rewards\[0\]\.onError: Exclude"):
+            score(kind, **fields)
 
 
 def test_a_process_killed_while_loading_is_no_configuration_error(folder: Path) -> None:

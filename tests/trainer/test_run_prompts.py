@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from rljob_api.v1alpha1.dataset import FileDataset
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.prompt_sets import load_all_prompts
+from rljob_trainer.controller import prompt_sets
+from rljob_trainer.controller.prompt_sets import load_all_prompts, prompt_cursor
 from rljob_trainer.datasets.prompts import evaluation_dataset
 from rljob_trainer.errors import DatasetError
 
@@ -43,22 +45,60 @@ def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
 
 
 def test_a_row_must_be_left(tmp_path: Path) -> None:
+    """The message names each filter."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1>", "answer": "1"}\n' * 2)
-    with pytest.raises(DatasetError, match=r"spec\.training\.dataset: all 2 rows are held out .*numPrompts"):
+    with pytest.raises(
+        DatasetError, match=r"^spec\.training\.dataset: no row is left .*\(heldOut dropped 2 of 2 rows .*numPrompts"
+    ):
         load_all_prompts(training(path, "Function"), MODEL, tmp_path)
+    path.write_text("".join(f'{{"prompt": "{number} and five other words>"}}\n' for number in range(1, 4)))
+    job = training(path, "Function", filters={"contaminationNgramWords": 3})
+    with pytest.raises(DatasetError, match=r"\(heldOut dropped 1 of 3 rows .*; contamination dropped 2 of 3 rows"):
+        load_all_prompts(job, MODEL, tmp_path)
 
 
-def test_rows_of_an_environment_with_the_same_prompt_are_different_tasks(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f'{{"prompt": "Play.", "word": "{word}"}}\n' for word in ("crane", "slate", "crane")))
+def environment_job(path: Path, **settings: object) -> Training:
     environment = {"type": "Class", "classes": [{"path": "games:Wordle"}], "maxContextTokens": 64}
-    job = training(path, "Environment", environment=environment)
+    return training(path, "Environment", environment=environment, **settings)
+
+
+def test_rows_of_an_environment_with_the_prompt_of_an_evaluation_are_removed(tmp_path: Path) -> None:
+    """Other columns may differ, and columns that are the same in all rows do not matter."""
+    rules = "Answer with one of the letters from a to h, and do not write anything else."
+    rows = [{"prompt": f"Guess {number}.", "split": "train", "rules": rules} for number in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(rows[1] | {"prompt": " Guess  1.", "split": "test"}) + "\n")
+    dataset = {"type": "File", "file": {"path": str(tmp_path / "rows.jsonl")}, "systemPrompt": "Think."}
+    evaluation = {"type": "File", "file": {"path": str(tmp_path / "held_out.jsonl")}}
+    job = environment_job(
+        tmp_path, dataset=dataset, evaluations=[{"dataset": evaluation}], filters={"contaminationNgramWords": 13}
+    )
     prompts = load_all_prompts(job, CHAT_MODEL, tmp_path)
-    assert [row.row["word"] for row in prompts.training] == ["slate"]
-    assert [row.row["word"] for row in prompts.held_out[HELD_OUT]] == ["crane"]
-    path.write_text(path.read_text().replace("slate", "trace"))
+    assert [row.row["prompt"] for row in prompts.training] == ["Guess 0.", "Guess 2."]
+
+
+def test_rows_of_an_environment_whose_prompts_repeat_are_different_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    words = ("crane", "slate", "trace", "crane")
+    path.write_text("".join(f'{{"prompt": "Play.", "word": "{word}"}}\n' for word in words))
+    file = {"type": "File", "file": {"path": str(path)}}
+    job = environment_job(path, evaluations=[{"dataset": file, "numPrompts": 2}])
+    prompts = load_all_prompts(job, CHAT_MODEL, tmp_path)
+    assert [row.row["word"] for row in prompts.training] == ["trace"]
+    assert [row.row["word"] for row in prompts.held_out[HELD_OUT]] == ["crane", "slate"]
+    path.write_text(path.read_text().replace("trace", "stare"))
     assert load_all_prompts(job, CHAT_MODEL, tmp_path).sources[0].digest != prompts.sources[0].digest
+
+
+def test_an_evaluation_reads_no_more_rows_than_it_uses(tmp_path: Path) -> None:
+    path, evaluation = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
+    path.write_text('{"prompt": "1>"}\n')
+    # The second row is too long, and the fifth one is invalid.
+    evaluation.write_text('{"prompt": "2>"}\n{"prompt": "22222>"}\n{"prompt": "3>"}\n{"prompt": "4>"}\nno JSON\n')
+    dataset = {"type": "File", "file": {"path": str(evaluation)}, "maxPromptTokens": 2, "overlongPrompt": "Drop"}
+    job = training(path, "Function", evaluations=[{"dataset": dataset, "numPrompts": 2}])
+    assert [row.prompt for row in load_all_prompts(job, MODEL, tmp_path).held_out[HELD_OUT]] == ["2>", "3>"]
 
 
 def test_equal_questions_of_reasoning_gym_are_equal_tasks() -> None:
@@ -72,6 +112,23 @@ def test_equal_questions_of_reasoning_gym_are_equal_tasks() -> None:
     job = training(Path(), "Environment", environment=environment, dataset=dataset(1), evaluations=[evaluation])
     prompts = load_all_prompts(job, CHAT_MODEL, Path())
     assert (len(prompts.training), prompts.num_removed) == (1, 3)
+
+
+def test_datasets_of_the_same_size_have_different_orders(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "{number}>", "answer": "{number}"}}\n' for number in range(8)))
+    dataset = {"type": "File", "file": {"path": str(path)}}
+    datasets = [{**dataset, "name": name} for name in ("first", "second")]
+    several = training(path, "Function", dataset=None, datasets=datasets, evaluations=[])
+    one = training(path, "Function", evaluations=[])
+    order, *orders = (
+        [row.row.index for row in prompt_cursor(load_all_prompts(job, MODEL, tmp_path), 3, None).next_batch(16)]
+        for job in (one, several)
+    )
+    # That of a single dataset was recorded once.
+    assert order[:8] == [6, 1, 5, 2, 7, 4, 3, 0]
+    assert sorted(orders[0][::2]) == sorted(orders[0][1::2]) == list(range(8))
+    assert orders[0][::2] != orders[0][1::2]
 
 
 def test_rows_with_some_missing_answers_are_rejected(tmp_path: Path) -> None:
@@ -131,3 +188,22 @@ def test_held_out_answers_are_checked_too(tmp_path: Path) -> None:
         load_all_prompts(job, MODEL, tmp_path)
     evaluation.write_text('{"prompt": "2>", "answer": "3"}\n{"prompt": "3>", "answer": "-"}\n')
     assert [row.answer for row in load_all_prompts(job, MODEL, tmp_path).held_out[HELD_OUT]] == ["3"]
+
+
+def test_prompts_are_chosen_by_pass_rate_only_from_few_rows_with_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "{number}>", "answer": "1"}}\n' for number in range(4)))
+    sampling = {"promptSampling": {"type": "PassRate"}}
+    assert len(load_all_prompts(training(path, "Function", **sampling), MODEL, tmp_path).training) == 3
+    monkeypatch.setattr(prompt_sets, "MAX_ROWS_PARSED", 2)
+    with pytest.raises(DatasetError, match=r"promptSampling\.type: PassRate .* at most 2 rows \(seen: 3\); .* Uniform"):
+        load_all_prompts(training(path, "Function", **sampling), MODEL, tmp_path)
+    assert len(load_all_prompts(training(path, "Function"), MODEL, tmp_path).training) == 3
+    environment = {"type": "Class", "classes": [{"path": "games:Wordle"}], "maxContextTokens": 64}
+    without: dict[str, object] = {"dataset": None, "evaluations": [], "environment": environment, **sampling}
+    with pytest.raises(DatasetError, match=r"promptSampling\.type: PassRate needs a dataset"):
+        load_all_prompts(training(path, "Environment", **without), CHAT_MODEL, tmp_path)
+    with pytest.raises(DatasetError, match=r"promptSampling\.type: PassRate needs a reward"):
+        load_all_prompts(training(path, "Function", rewards=[], **sampling), MODEL, tmp_path)

@@ -183,7 +183,7 @@ def test_of_many_short_evaluations_some_and_the_last_one_are_recorded() -> None:
             SimpleNamespace(
                 spec=SimpleNamespace(name="heldout"),
                 is_due=lambda step, num_steps: step <= num_steps,
-                run=lambda _: EvaluationResult({}, [], {}),
+                run=lambda _: EvaluationResult("heldout", {}, [], {}),
             )
         ],
         recorder=SimpleNamespace(evaluated=record),

@@ -34,7 +34,8 @@ PART_BYTES = 16 * MIB
 MAX_PARTS = 9_000
 """A store accepts at most 10,000 parts of a multipart upload."""
 UPLOADS_AT_ONCE = 8
-"""Parts of one file in flight. A writer needs at most this many times the size of a part as memory, and one more."""
+"""Parts of one file in flight. The library does not copy them: it keeps the data that it was given until they are
+sent."""
 READ_BYTES = 8 * MIB
 READS_AT_ONCE = 8
 """Large ranges are read in parallel: one connection to a store transfers some ten MB/s."""
@@ -58,6 +59,8 @@ _CREDENTIAL_CODES = {
 }
 _METADATA_SERVER = re.compile(r"/latest/(api/token|meta-data)")
 """Path of the server of clouds that the library asks for credentials if it has found no others."""
+_BAD_CERTIFICATE = "InvalidCertificate("
+"""In errors of the library's TLS (rustls), which sends no request then."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +249,7 @@ def forget_stores() -> None:
 
 def _request(path: BucketPath, doing: str, send: Callable[[S3Store], ResultT]) -> ResultT:
     """Sends a request that may be repeated. The library repeats requests, too, but not if the connection breaks in the
-    middle of an answer (obstore 0.12.1; `test_checkpoint_crashes_bucket` shows it)."""
+    middle of an answer (obstore 0.12.1; `tests/trainer/buckets/test_crashes` shows it)."""
     started = time.monotonic()
     while True:
         try:
@@ -307,10 +310,10 @@ def _errors(path: BucketPath, doing: str) -> Iterator[None]:
         # The answer to a HEAD request has no code.
         if answer.endswith(("NoSuchKey", "404")):
             raise FileNotFoundError(errno.ENOENT, "does not exist", str(path)) from None
-        raise BucketError(str(path), doing, _fault(error), answer) from None
+        raise BucketError(path.with_endpoint(), doing, _fault(error), answer) from None
     except (BaseError, OSError) as error:
         # A writer raises OSError.
-        raise BucketError(str(path), doing, _fault(error), _answer(error)) from None
+        raise BucketError(path.with_endpoint(), doing, _fault(error), _answer(error)) from None
 
 
 def _answer(error: Exception) -> str:
@@ -322,6 +325,8 @@ def _answer(error: Exception) -> str:
 
 def _fault(error: Exception) -> BucketFault:
     answer = _answer(error)
+    if _BAD_CERTIFICATE in str(error):
+        return BucketFault.CERTIFICATE
     if any(code in answer for code in _CREDENTIAL_CODES) or _METADATA_SERVER.search(str(error)):
         return BucketFault.CREDENTIALS
     if "NoSuchBucket" in answer:

@@ -11,6 +11,7 @@ class BucketFault(StrEnum):
     NO_BUCKET = "the bucket does not exist"
     CREDENTIALS = "the credentials are missing or wrong"
     PERMISSION = "access is denied"
+    CERTIFICATE = "the certificate of the store is not trusted"
     UNREACHABLE = "the store does not respond"
     NO_CONDITIONAL_WRITES = "the store has replaced the file, so it lacks conditional writes (If-None-Match)"
     OTHER = "the store answers with an error"
@@ -23,6 +24,9 @@ _ADVICE = {
         " cluster: checkpoint.storage.s3.secret, or an identity of the pods)"
     ),
     BucketFault.PERMISSION: "allow these credentials to list, read, write and delete objects of the bucket",
+    BucketFault.CERTIFICATE: (
+        "set SSL_CERT_FILE to a file with the certificates of the authorities to trust, or correct the endpoint"
+    ),
     BucketFault.UNREACHABLE: "check the endpoint and the network",
     BucketFault.NO_CONDITIONAL_WRITES: "use a store or a version that has them (see docs/storage.md)",
     BucketFault.OTHER: "check the endpoint, the region and the store",

@@ -42,6 +42,10 @@ class BucketPath:
         """Such as `s3://bucket/team/run-1`."""
         return f"{S3}://{self.bucket}/{self.key}".rstrip("/")
 
+    def with_endpoint(self) -> str:
+        """For messages: such as `s3://bucket/team/run-1 at http://minio:9000`."""
+        return self.as_uri() if self.endpoint is None else f"{self.as_uri()} at {self.endpoint}"
+
 
 def job_folder(storage: S3Storage, job_name: str) -> BucketPath:
     """Returns the folder of a job in its bucket."""

@@ -17,7 +17,11 @@ def check_bucket(folder: BucketPath) -> None:
     the store creates a file although it exists: then two starts of a job could overwrite each other's checkpoints."""
     with bucket.retries(PROBE_SECONDS):
         probe = folder / f"probe-{secrets.token_hex(8)}"
-        bucket.create(probe, b"first")
+        try:
+            bucket.create(probe, b"first")
+        except FileNotFoundError:
+            # A web server that knows no buckets. A store would say what does not exist.
+            raise BucketError(probe.with_endpoint(), "creating", BucketFault.OTHER, "404") from None
         try:
             bucket.entries(folder)
             try:
@@ -25,6 +29,8 @@ def check_bucket(folder: BucketPath) -> None:
             except FileExistsError:
                 pass
             else:
-                raise BucketError(str(folder), "creating a file that exists", BucketFault.NO_CONDITIONAL_WRITES, "")
+                raise BucketError(
+                    folder.with_endpoint(), "creating a file that exists", BucketFault.NO_CONDITIONAL_WRITES, ""
+                )
         finally:
             bucket.remove([probe])

@@ -18,6 +18,7 @@ from rljob_api.errors import ContractError
 from rljob_api.standard_streams import accept_all_characters, discard_output
 from rljob_cli import arguments, plan_arguments
 from rljob_cli import cluster_commands as cluster_commands  # adds its commands to the app
+from rljob_cli import evaluate_command as evaluate_command  # adds its command to the app
 from rljob_cli import result_commands as result_commands  # adds its commands to the app
 from rljob_cli.application import app, console
 from rljob_cli.arguments import JobFile

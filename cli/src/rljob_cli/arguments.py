@@ -52,6 +52,11 @@ EXIT_CODES = {
         " 75 a worker, a device or another resource was lost or is missing, and a retry may succeed; 130 stopped on"
         " request; 137 killed"
     ),
+    "evaluate": (
+        "0 all evaluations are done; 1 the job's own code failed; 2 the file, the checkpoint or an option is invalid;"
+        " 75 a worker, a device or another resource was lost or is missing, and a retry may succeed; 130 stopped on"
+        " request; 137 killed"
+    ),
     "plot": "0 success; 2 the folder has no metrics",
     "view": (
         "0 the page was written; 2 the folder is not that of a run, or its files are damaged or of another version, or"

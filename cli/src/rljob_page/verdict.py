@@ -190,6 +190,8 @@ def _progress(files: RunFiles) -> str:
     if files.state is None:
         steps = _finished_steps(files.curves)
         return f" at step {steps[-1]}" if steps else " before the first step"
+    if files.state.progress.total_steps == 0:
+        return ""  # Only evaluations.
     return f" at step {newest_step(files.state, files.curves)} of {files.state.progress.total_steps}"
 
 

@@ -16,9 +16,9 @@ from rljob_api.errors import DocumentError
 from rljob_api.quantities import number_of
 from rljob_api.rule import Path, Violation, wire_name
 from rljob_api.scheduler_labels import scheduler_violations
+from rljob_api.training_checks import training_warnings
 from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.model import Dtype, HeadDtype
 from rljob_api.v1alpha1.pools import APPARMOR, KUEUE_PREFIX, PRIORITY_CLASS_LABEL, QUEUE_LABEL, Head, PodOverlay, Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 
@@ -128,7 +128,7 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
         *_password_warnings(job.spec),
         *_shared_memory_warnings(job.spec),
         *_elastic_warnings(job.spec),
-        *_training_warnings(job.spec),
+        *training_warnings(job.spec),
         *_size_warnings(job),
     )
 
@@ -255,32 +255,6 @@ def _elastic_warnings(spec: RLJobSpec) -> Iterator[Violation]:
         advice=advice,
         seen=str(elastic.min_nodes),
     )
-
-
-def _training_warnings(spec: RLJobSpec) -> Iterator[Violation]:
-    """Warnings about settings of the training without effect. A rank without a worker is no fault: the job may run on
-    fewer nodes, or on a machine with fewer devices."""
-    ranks = () if spec.training.profile is None else spec.training.profile.ranks
-    pool_of_actor = spec.placed_roles()["actor"]
-    num_workers = sum(pool.nodes * pool.gpus_per_node for pool in spec.pools if pool.name == pool_of_actor)
-    for index, rank in enumerate(ranks):
-        if rank >= num_workers:
-            yield Violation(
-                rule="Profile.ranks",
-                path=("spec", "training", "profile", "ranks", index),
-                wrong=f"has no effect: the actor's pool has {num_workers} workers, counted from 0",
-                advice="remove it, or use a smaller number",
-                seen=str(rank),
-            )
-    model = spec.training.model
-    if model.head_dtype is HeadDtype.FLOAT32 and model.dtype is Dtype.FLOAT32:
-        yield Violation(
-            rule="Model.headDtype",
-            path=("spec", "training", "model", "headDtype"),
-            wrong="has no effect with dtype: Float32, in which logits are already in float32",
-            advice="remove it, or set dtype: BFloat16",
-            seen=json.dumps(model.head_dtype),
-        )
 
 
 def _pod_warnings(path: Path, pod: Head | Pool) -> Iterator[Violation]:

@@ -18,6 +18,7 @@ from rljob_api.job_checks import URL_PASSWORD_RULE, cluster_violations, job_warn
 from rljob_api.names import standard_library_clash
 from rljob_api.pydantic_messages import advice_for_scalar, follows_from_another, plain_message
 from rljob_api.rule import Violation
+from rljob_api.training_checks import metric_violations
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
 from rljob_api.v1alpha1.model import Critic
@@ -73,14 +74,14 @@ def read_job_text(path: FilePath) -> str:
 
 def load_job_text(text: str, source: str = "job") -> RLJob:
     """Reads a job from YAML text; `source` is its name in messages. Raises JobFileError with all problems found."""
-    return _job(text, source, (), check_modules=False)
+    return _job(text, source, (), check_more=False)
 
 
 def load_job_text_to_run(text: str, source: str, changes: Sequence[Change] = ()) -> RLJob:
-    """Reads a job as `load_job_text` does, applies changes of its values, and also rejects user functions and classes
-    whose module has the name of a module of the standard library. This is not a rule of the contract, because those
-    modules depend on the version of Python."""
-    return _job(text, source, changes, check_modules=True)
+    """Reads a job as `load_job_text` does, and applies changes of its values. Also rejects two mistakes for which the
+    contract has no rule: user functions and classes whose module has the name of a module of the standard library
+    (this depends on the version of Python), and a metric of `keepBest` that no evaluation reports."""
+    return _job(text, source, changes, check_more=True)
 
 
 def job_text_warnings(text: str, job: RLJob, changes: Sequence[Change] = ()) -> list[Problem]:
@@ -124,7 +125,8 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
 
     The file has no settings of roles that the job does not have, and no fields that the type of a reward ignores."""
     algorithm = resolve_algorithm(spec.training.algorithm)
-    training = spec.training.model_copy(update={"algorithm": algorithm})
+    rewards = tuple(each.model_copy(update={"on_error": each.error_policy}) for each in spec.training.rewards)
+    training = spec.training.model_copy(update={"algorithm": algorithm, "rewards": rewards})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
         training = training.model_copy(update={"critic": Critic()})
     return to_yaml(
@@ -137,13 +139,13 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     )
 
 
-def _job(text: str, source: str, changes: Sequence[Change], *, check_modules: bool) -> RLJob:
+def _job(text: str, source: str, changes: Sequence[Change], *, check_more: bool) -> RLJob:
     try:
         document = read_yaml(text)
         apply_changes(document, changes)
     except YamlProblem as error:
         raise JobFileError(source, [_yaml_problem(error, text)], unchecked=_FIELDS) from None
-    problems = list(_module_problems(document)) if check_modules else []
+    problems = list(_module_problems(document)) if check_more else []
     unchecked = ""
     try:
         job = RLJob.from_wire(document.value)
@@ -152,6 +154,9 @@ def _job(text: str, source: str, changes: Sequence[Change], *, check_modules: bo
         # pydantic checks the rules only if the types of all fields are right.
         if any(details["type"] != RULE_ERROR for details in error.errors(include_url=False)):
             unchecked = "further rules"
+    else:
+        violations = metric_violations(job.spec) if check_more else ()
+        problems += [_problem(each.path, each.message, document, at_key=False) for each in violations]
     if problems:
         secret_lines = {document.value_positions[path][0] for path in _secret_paths(document)}
         problems = [replace(problem, hides_line=problem.line in secret_lines) for problem in problems]

@@ -20,7 +20,7 @@ ContractT = TypeVar("ContractT", bound=WireModel)
 VariantsT = TypeVar("VariantsT", bound=Variants)
 Path = tuple[str | int, ...]
 
-LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
+LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://|run://)"
 """Sources of models and datasets that are not repositories of the Hugging Face Hub."""
 _PATH_OUTSIDE_FOLDER = r"^/|(^|/)\.\.(/|$)"
 """Paths that are absolute or contain `..`."""

@@ -64,7 +64,13 @@ def run_to_end(stop: StopRequest, trackers: Trackers, bucket_copy: BucketRunFold
         report_resume(reporter, job, settings)
         # All pods of a job on a cluster have the same image.
         runs_workers_here = settings.is_ray_job or not settings.ray_address
-        refuse_missing(job.spec, settings.job_folder, settings.environment, runs_workers_here=runs_workers_here)
+        refuse_missing(
+            job.spec,
+            settings.job_folder,
+            settings.environment,
+            settings.run_folder,
+            runs_workers_here=runs_workers_here,
+        )
         trackers.start(job.spec.training.trackers, settings)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
         try:

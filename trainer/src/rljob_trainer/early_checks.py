@@ -9,25 +9,28 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rljob_api.rule import LOCAL_SOURCE
+from rljob_api.training_checks import metric_violations
 from rljob_api.v1alpha1.dataset import Dataset
-from rljob_api.v1alpha1.environment_rules import best_metrics
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import ProfilerType
+from rljob_api.yaml_text import wire_path
+from rljob_trainer.checkpoints.run_source import converted_folder, find_run_checkpoint
 from rljob_trainer.datasets.rows import local_dataset
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.nsys_profiles import NSYS, missing_nsys
-from rljob_trainer.source_paths import local_path, looks_local
+from rljob_trainer.source_paths import RUN_SCHEME, local_path, looks_local
 from rljob_trainer.trackers.tracker_checks import refuse_unusable_trackers
 from rljob_trainer.user_functions import refuse_missing_module
 
 
 def refuse_missing(
-    spec: RLJobSpec, job_folder: Path, environment: Mapping[str, str], *, runs_workers_here: bool
+    spec: RLJobSpec, job_folder: Path, environment: Mapping[str, str], run_folder: Path, *, runs_workers_here: bool
 ) -> None:
     """Raises ConfigurationError for the first file, folder, module or program of the job that is missing, or for
     missing credentials of a tracker or of a service that scores responses. Does not import the user's code.
 
-    `environment`: the variables of this process. `runs_workers_here`: whether workers have the programs that are
+    `environment`: the variables of this process. `run_folder`: an earlier attempt may have converted models of other
+    runs there, which are then no longer needed. `runs_workers_here`: whether workers have the programs that are
     installed here."""
     refuse_unknown_metric(spec)
     for where, path in _functions(spec):
@@ -35,7 +38,10 @@ def refuse_missing(
     for where, dataset in _datasets(spec):
         local_dataset(dataset, job_folder, where)
     for where, source in _models(spec):
-        if looks_local(source, job_folder):
+        if source.startswith(RUN_SCHEME):
+            if not converted_folder(run_folder, source).is_dir():
+                find_run_checkpoint(source, job_folder, where)
+        elif looks_local(source, job_folder):
             local_path(source, job_folder, where)
     _refuse_unusable_services(spec, job_folder, environment)
     profile = spec.training.profile
@@ -45,14 +51,10 @@ def refuse_missing(
 
 
 def refuse_unknown_metric(spec: RLJobSpec) -> None:
-    """Raises ConfigurationError if no evaluation has the metric of `keepBest`. The API checks only its evaluation."""
-    best, known = spec.checkpoint.keep_best, best_metrics(spec.training)
-    if best is not None and best.metric not in known:
-        near = [name for name in known if name.startswith(best.metric.rpartition("/")[0] + "/")]
-        raise ConfigurationError(
-            f"spec.checkpoint.keepBest.metric: the evaluation does not report it (seen: {best.metric}; it reports "
-            f"{', '.join(near)}); correct the name, or change greedy or numSamples of the evaluation"
-        )
+    """Raises ConfigurationError if no evaluation has the metric of `keepBest`, for a job that was not created with
+    `rljob`."""
+    for found in metric_violations(spec):
+        raise ConfigurationError(f"{wire_path(found.path)}: {found.message}")
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
@@ -96,12 +98,13 @@ def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:
 
 
 def _models(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
-    """Field and source of each model."""
+    """Field and source of each model that is loaded."""
     yield "spec.training.model.source", spec.training.model.source
-    if spec.roles.ref.model is not None:
+    trains = spec.training.steps > 0
+    if trains and spec.roles.ref.model is not None:
         yield "spec.roles.ref.model.source", spec.roles.ref.model.source
     critic = spec.training.critic
-    if critic is not None and critic.model.source is not None:
+    if trains and critic is not None and critic.model.source is not None:
         yield "spec.training.critic.model.source", critic.model.source
     for index, reward in enumerate(spec.training.rewards):
         if reward.reward_model is not None:

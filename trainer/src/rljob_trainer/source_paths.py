@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 from rljob_trainer.errors import ConfigurationError
 
 PACKAGE_SCHEME = "package://"
+RUN_SCHEME = "run://"
+"""A checkpoint of an earlier run; see `checkpoints.run_source`. Only for models."""
 
 
 def local_path(text: str, base_folder: Path, where: str) -> Path:
@@ -32,7 +34,7 @@ def looks_local(text: str, base_folder: Path) -> bool:
     `name` and `owner/name` can be either; they count as a path if that path exists. A text with more parts, such as
     `a/b/c`, is always a path.
     """
-    if text.startswith((PACKAGE_SCHEME, "/", "./", "../", "~")):
+    if text.startswith((PACKAGE_SCHEME, RUN_SCHEME, "/", "./", "../", "~")):
         return True
     return os.path.exists(base_folder / text) or len(PurePosixPath(text).parts) > 2
 

@@ -80,5 +80,4 @@ class BucketSource:
     def _error(self, error: BucketError) -> Exception:
         if error.fault is BucketFault.UNREACHABLE:
             return BrokenConnectionError(str(error))
-        at = f" at {self._folder.endpoint}" if self._folder.endpoint else ""
-        return ResultsError(f"the job's bucket{at}: {error}", ExitCode.CONFIGURATION)
+        return ResultsError(f"the job's bucket: {error}", ExitCode.CONFIGURATION)

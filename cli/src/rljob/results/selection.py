@@ -25,9 +25,9 @@ MARKER_FILE = ".rljob-results.json"
 """File in the local folder that names the job whose results are there."""
 PARTIAL_FOLDER = ".partial"
 """Folder in the local folder for files that are not complete yet."""
-_NEVER = (RUN_STATE_FILE_NAME, "view.html")
-"""Never copied, like names that begin with a point, such as `.lock`: the command writes these files itself. It must not
-show a page that the job's own code has written."""
+_NEVER = (RUN_STATE_FILE_NAME, "view.html", "initial-models")
+"""Never copied, like names that begin with a point, such as `.lock`. The command writes the first two itself: it must
+not show a page that the job's own code has written. The last one has copies of models of other runs."""
 _MANIFEST = "manifest.json"
 """A checkpoint without this file is not complete."""
 _STARTS = f"{CHECKPOINT_FOLDER}/starts/"
@@ -52,8 +52,9 @@ _NAMES: Mapping[Part, Collection[str]] = {
     Part.SAMPLES: ("samples.jsonl", "tokens"),
     Part.PROFILES: ("profiles",),
     Part.LOGS: (LOGS_FOLDER,),
+    Part.CHECKPOINTS: ("model-config",),
 }
-"""Files and folders of the run folder that belong to a part. `CHECKPOINTS` is a folder beside the run folder."""
+"""Files and folders of the run folder that belong to a part. The checkpoints themselves are beside the run folder."""
 _FOR_PAGE = (
     *("attempts.jsonl", "job.yaml", "metrics.jsonl", "resolved.yaml", "samples.jsonl"),
     *("timelines", "tokens"),

@@ -42,6 +42,8 @@ from rljob_bucket.paths import job_folder
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local.adapted_job import LocalPlan, plan_for_machine, plan_for_ray_cluster
+from rljob_cli.local.evaluation_job import evaluation_job
+from rljob_cli.local.evaluation_table import evaluation_table
 from rljob_cli.local.run_folder import RunFolder
 from rljob_cli.local.run_options import RunOptions
 from rljob_cli.local.trainer_process import TrainerProcess
@@ -85,9 +87,11 @@ def run(options: RunOptions, console: Console) -> int:
         _check_module_names(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
         raise CliError("spec.checkpoint.resume: is Never, so the run cannot be resumed; change it to Auto")
+    if options.evaluation is not None:
+        job = evaluation_job(job, options.evaluation)
     plan = _local_plan(job, options)
     command = trainer_module_command(TRAINER_PACKAGE)
-    folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
+    folder = RunFolder(options.folder_of_run(job.metadata.name))
     with folder.locked() as lock:
         folder.check_resume(options.command(resume=not options.resume), resume=options.resume)
         if not options.uses_bucket and (bucket := folder.bucket()) is not None:
@@ -118,6 +122,9 @@ def run(options: RunOptions, console: Console) -> int:
         except RunFolderError as error:
             _say(f"note: {error}", console)
     _print_end(code, state, process, options, folder, console)
+    if options.evaluation is not None:
+        for line in evaluation_table(folder.path, plan.spec.training.evaluations):
+            _print(line, console)
     return code
 
 
@@ -317,6 +324,8 @@ def what_a_stop_does(state: RunState | None) -> str:
     written one."""
     if state is None or state.phase is RunPhase.STARTING:
         return "the training has not started, so the trainer exits without a new checkpoint"
+    if state.progress.total_steps == 0:
+        return "the evaluation ends without results"
     if state.progress.step >= state.progress.total_steps:
         return "all steps are done; the trainer finishes saving and exits"
     return "the trainer ends its step and saves a checkpoint"
@@ -346,7 +355,9 @@ def _print_end(
     _say(f"exit code {code}: {meaning}", console)
     if state is not None:
         progress = state.progress
-        reached = f"step {progress.step} of {progress.total_steps}"
+        reached = (
+            f"step {progress.step} of {progress.total_steps}" if progress.total_steps else "evaluated, no training"
+        )
         if progress.eval_score is not None:
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:

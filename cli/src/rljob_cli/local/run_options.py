@@ -1,18 +1,20 @@
-"""The options of `rljob run`."""
+"""The options of `rljob run` and `rljob evaluate`."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from rljob_api.job_changes import Change
+from rljob_cli.local.evaluation_job import EvaluationOptions
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of `rljob run`."""
+    """The options of `rljob run`, which `rljob evaluate` has, too."""
 
     file: Path
     """The job file."""
@@ -28,6 +30,17 @@ class RunOptions:
     changes: Sequence[Change] = ()
     uses_bucket: bool = False
     """Whether checkpoints and results are stored in the bucket of the job's `checkpoint.storage`."""
+    evaluation: EvaluationOptions | None = None
+    """Set for `rljob evaluate`."""
+
+    def folder_of_run(self, name: str) -> Path:
+        """The run's folder. If the command names none, each evaluation of a job gets a new folder."""
+        if self.run_folder is not None:
+            return self.run_folder
+        runs = Path("runs")
+        if self.evaluation is None:
+            return runs / name
+        return next(path for number in count(1) if not (path := runs / f"{name}-evaluation-{number}").exists())
 
     def command(self, *, resume: bool) -> str:
         """The command that runs the job again in the same folder, with the same options. `resume`: whether that command
@@ -41,4 +54,6 @@ class RunOptions:
         given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
         given += [part for change in self.changes for part in change.arguments()]
         flags = [*(["--resume"] if resume else []), *(["--bucket"] if self.uses_bucket else [])]
+        if self.evaluation is not None:
+            return shlex.join(["rljob", "evaluate", str(self.file), *self.evaluation.arguments(), *given])
         return shlex.join(["rljob", "run", str(self.file), *flags, *given])

@@ -21,6 +21,7 @@ from rljob.plain_text import one_line
 from rljob_api.rule import LOCAL_SOURCE
 from rljob_cli import settings
 from rljob_cli.errors import CliError
+from rljob_cli.local.evaluation_job import RUN_SCHEME, split_step
 from rljob_planner.gguf_shape import shape_of_gguf
 from rljob_planner.job_workload import ModelSource
 from rljob_planner.known_models import known_model, similar_names
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import http.client
 
 PACKAGE_SCHEME = "package://"
+MODEL_CONFIG = "model-config"
+"""Folder of a run with the configuration and tokenizer of its model."""
 POLICY_FIELD = "spec.training.model.source"
 HUB_TIMEOUT_SECONDS = 10.0
 """Timeout of the request to the hub for a `config.json`."""
@@ -71,7 +74,12 @@ def find_shape(source: ModelSource, job_folder: Path, *, offline: bool = False) 
     text = source.source
     if not _looks_local(text, job_folder):
         return _of_hub(source, offline=offline)
-    path = _package_path(source) if text.startswith(PACKAGE_SCHEME) else job_folder / os.path.expanduser(text)
+    if text.startswith(PACKAGE_SCHEME):
+        path = _package_path(source)
+    elif text.startswith(RUN_SCHEME):
+        path = _config_folder_of_run(text, job_folder)
+    else:
+        path = job_folder / os.path.expanduser(text)
     if path.suffix == ".gguf" and os.path.isfile(path):
         return FoundShape(_shape_of_gguf_file(path, source), f"from {path.name}")
     file = path / "config.json"
@@ -109,6 +117,14 @@ def _package_path(source: ModelSource) -> Path:
         )
     candidates = [Path(folder, *nested, inner) for folder in spec.submodule_search_locations]
     return next((path for path in candidates if os.path.exists(path)), candidates[0])
+
+
+def _config_folder_of_run(text: str, job_folder: Path) -> Path:
+    """The folder with the configuration of the model that a run has trained. On a cluster the run folder is `run/` in
+    the job's folder."""
+    folder, _ = split_step(text)
+    path = job_folder / os.path.expanduser(folder)
+    return next((each / MODEL_CONFIG for each in (path, path / "run") if (each / MODEL_CONFIG).is_dir()), path)
 
 
 def _of_hub(source: ModelSource, *, offline: bool) -> FoundShape:

@@ -202,8 +202,7 @@ ALGORITHM_RULES = (
         cel=f"!{_SAMPLING_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE_GROUPS)}",
         wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type or"
         " that of the recipe) also learns from groups with equal scores",
-        advice="remove dynamicSampling (with type: DAPO set dynamicSampling: {enabled: false}), or choose for example"
-        " advantage.type: GroupRelative",
+        advice="set dynamicSampling: {enabled: false}, or choose for example advantage.type: GroupRelative",
         holds=lambda t: not has_dynamic_sampling(t.algorithm) or advantage_type(t.algorithm) in _MAY_COMPARE_GROUPS,
     ),
     rule(
@@ -213,8 +212,7 @@ ALGORITHM_RULES = (
         cel=f"!{_SAMPLING_CEL} || !{is_chosen_cel('self.algorithm', 'advantage', ['GroupRelativePassAtK'])}",
         wrong="does not work with advantage GroupRelativePassAtK, which learns only from groups with a single best"
         " response and not from all groups with different scores",
-        advice="remove dynamicSampling (with type: DAPO set dynamicSampling: {enabled: false}), or choose"
-        " advantage.type: GroupRelative",
+        advice="set dynamicSampling: {enabled: false}, or choose advantage.type: GroupRelative",
         holds=lambda t: (
             not has_dynamic_sampling(t.algorithm)
             or advantage_type(t.algorithm) is not AdvantageType.GROUP_RELATIVE_PASS_AT_K

@@ -95,12 +95,14 @@ class Duplicates(StrEnum):
 
 
 class Filters(WireModel):
-    """Which training rows are not used, in addition to those with the prompt of an evaluation. `data/filters.json` in
-    the run folder has their number."""
+    """Which training rows are not used, in addition to those with the prompt of an evaluation.
+
+    `data/filters.json` in the run folder has their number."""
 
     duplicates: Duplicates = Duplicates.KEEP
-    """What happens to rows whose prompt an earlier row of the same dataset has. Runs of white space count as one
-    space."""
+    """What happens to rows whose prompt an earlier row of the same dataset has.
+
+    Runs of white space count as one space."""
     contamination_ngram_words: Annotated[PositiveCount, Field(ge=2, le=100)] | None = None
     """Drops rows that have this number of consecutive words in common with an evaluation prompt, for example 13.
 
@@ -122,6 +124,15 @@ class Dataset(WireModel):
     answer_field: ShortText = "answer"
     """Column with the expected answer, which rewards receive. Dots select as in promptField, for example
     `reward_model.ground_truth` in verl's files. Ignored for ReasoningGym."""
+    source_field: ShortText | None = None
+    """Column with the row's source, for example `data_source`. Each source has its own metrics.
+
+    Strings or integers, at most 50 different ones. Dots select as in promptField."""
+    tools_field: ShortText | None = None
+    """Column with tools for the chat template: a list, or JSON text of one.
+
+    Entries have the form `{"type": "function", "function": {"name": ...}}`. Needs chat messages or applyChatTemplate.
+    Dots select as in promptField."""
     prompt_template: LongText = "{prompt}"
     """Text around the prompt, which contains `{prompt}` exactly once, for example `Question: {prompt} Answer:`. Do not
     set it if prompts are chat messages."""
@@ -149,8 +160,8 @@ class NamedDataset(Dataset):
     weight: PositiveNumber = 1.0
     """Share of the prompts, relative to the weights of the other datasets.
 
-    With weights 3 and 1, three of four prompts are from the first dataset. The order is fixed: any number of
-    consecutive prompts has these shares, up to rounding."""
+    With weights 3 and 1, the order is A A B A, A A B A, and so on. It is fixed: any number of consecutive prompts has
+    these shares, up to less than two prompts of each dataset."""
     rewards: Annotated[tuple[RewardName, ...], Field(max_length=16)] = ()
     """Names of the rewards that score responses to these prompts; empty: all."""
 

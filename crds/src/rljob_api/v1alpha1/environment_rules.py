@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rljob_api.rule import Path, rule, unique_rule
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.dataset import EVALUATION_METRICS, Dataset, DatasetType, Evaluation, metric_names
+from rljob_api.v1alpha1.dataset import EVALUATION_METRICS, Dataset, DatasetType, Evaluation, Filters, metric_names
 from rljob_api.v1alpha1.environment import EnvironmentType, RewritePolicy
 from rljob_api.v1alpha1.recipes import advantage_type, is_chosen_cel, is_distillation, is_distillation_cel
 from rljob_api.v1alpha1.reward import Reward, RewardType
@@ -78,6 +78,24 @@ TRAINING_ENVIRONMENT_RULES = (
         wrong="is required without training.environment",
         advice="add a dataset, or an environment whose `reset` returns the prompt",
         holds=lambda t: bool(t.sources) or t.environment is not None,
+    ),
+    rule(
+        Training,
+        "Training.filters",
+        field=".filters",
+        cel=f"{_HAS_DATASET} || self.filters.duplicates == 'Keep' && !has(self.filters.contaminationNgramWords)",
+        wrong="would be ignored without training.dataset",
+        advice="remove it",
+        holds=lambda t: bool(t.sources) or t.filters == Filters(),
+    ),
+    rule(
+        Training,
+        "Training.contamination",
+        field=".filters.contaminationNgramWords",
+        cel="!has(self.filters.contaminationNgramWords) || size(self.evaluations) > 0",
+        wrong="would be ignored without training.evaluations",
+        advice="add an evaluation, or remove it",
+        holds=lambda t: t.filters.contamination_ngram_words is None or bool(t.evaluations),
     ),
     rule(
         Training,
@@ -302,7 +320,7 @@ TRAINING_EVALUATION_RULES = (
         RLJobSpec,
         "RLJobSpec.keepBestMetric",
         field=".checkpoint.keepBest.metric",
-        # An exact comparison would be too expensive for the API server; the trainer makes it at its start.
+        # An exact comparison would be too expensive for the API server; see `metric_violations`.
         cel="!has(self.checkpoint.keepBest) || self.training.evaluations.exists(each,"
         " self.checkpoint.keepBest.metric.startsWith('eval/' + each.name + '/'))",
         wrong="must be a metric of one of training.evaluations, such as eval/heldout/greedy",

@@ -142,15 +142,20 @@ class Model(WireModel):
     """The policy at step 0. A reference model without `roles.ref.model` has the same weights."""
 
     source: LongText
-    """Hugging Face repository (`Qwen/Qwen3-8B`), folder (`/models/qwen3-8b`), or `package://<python package>/<path>`
-    for a folder or a `.gguf` file inside an installed Python package."""
+    """Hugging Face repository (`Qwen/Qwen3-8B`), folder (`/models/qwen3-8b`), `package://<python package>/<path>`, or
+    `run://<run folder>` (another run's newest checkpoint).
+
+    `package://` names a folder or a `.gguf` file inside an installed Python package. With `@step-20` at its end, `run://`
+    names the checkpoint of step 20."""
     revision: ShortText | None = None
     """Commit, tag or branch of the Hugging Face repository; its default branch when unset."""
     dtype: Dtype = Dtype.AUTO
     gradient_checkpointing: GradientCheckpointing = GradientCheckpointing.AUTO
     gradient_checkpointing_every_nth_layer: PositiveCount = 1
-    """Recompute the activations of every n-th layer only, from the first layer on. Compared with 1, 2 saves about half
-    as much memory and adds about half as much time. Not allowed with `gradientCheckpointing: Never`; at most the
+    """Recompute the activations of every n-th layer only, from the first layer on. 2 saves about half as much memory as
+    1, and adds about half as much time.
+
+    Not allowed with `gradientCheckpointing: Never`; at most the
     model's number of layers."""
     head_dtype: HeadDtype = HeadDtype.MODEL
     kernels: Kernels = Kernels.PLAIN

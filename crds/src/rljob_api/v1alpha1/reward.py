@@ -49,6 +49,12 @@ def _pattern_with_group(pattern: str) -> str:
     return pattern
 
 
+def _checked_labels(labels: dict[str, float]) -> dict[str, float]:
+    if len({label.strip().casefold() for label in labels}) < len(labels):
+        raise ValueError("must have different labels, whose letter case and surrounding white space do not count")
+    return labels
+
+
 def _checked_scale(scale: list[float]) -> list[float]:
     if len(scale) == 2 and scale[0] >= scale[1]:
         raise ValueError("must be the smallest and the largest number, such as [1, 5]")
@@ -58,6 +64,7 @@ def _checked_scale(scale: list[float]) -> list[float]:
 RewardName = Annotated[StrictStr, Field(max_length=63, pattern=REWARD_NAME)]
 RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_checked_pattern)]
 PatternWithGroup = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_pattern_with_group)]
+Labels = Annotated[dict[StrictStr, Number], Field(max_length=64), AfterValidator(_checked_labels)]
 Scale = Annotated[list[Number], Field(min_length=2, max_length=2), AfterValidator(_checked_scale)]
 Prices = Annotated[list[NonNegativeNumber], Field(min_length=2, max_length=2)]
 Rubric = Annotated[StrictStr, Field(max_length=16_384, pattern=RUBRIC)]
@@ -136,7 +143,7 @@ class JudgeReward(WireModel):
     The last match in the judge's answer counts."""
     scale: Scale | None = None
     """Lowest and highest number, which become 0 and 1; [0, 1] without labels."""
-    labels: Annotated[dict[StrictStr, Number], Field(max_length=64)] | None = None
+    labels: Labels | None = None
     """Scores of words, such as {good: 1, bad: 0}."""
     request: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
     """Further fields of each request, such as {max_tokens: 1024}.
@@ -260,9 +267,9 @@ class Reward(WireModel):
     For types Judge and Remote: for one HTTP request. A call of an `async def` function is cancelled at the limit."""
     num_processes: PositiveCount = 2
     """Total number of scoring processes, rounded up so that all workers have the same number of them."""
-    on_error: ErrorPolicy = ErrorPolicy.FAIL
+    on_error: ErrorPolicy | None = None
     """What happens if the reward raises an exception or returns something other than a finite number. For type
-    Environment: in `reset`, `respond` or `get_reward`."""
+    Environment: in `reset`, `respond` or `get_reward`. When unset: Exclude for types Judge and Remote, else Fail."""
     on_timeout: ErrorPolicy = ErrorPolicy.EXCLUDE
     """What happens if the reward exceeds `timeoutSeconds` or its process dies, and again in a second attempt. For type
     Environment: if a call exceeds `timeoutSeconds` of training.environment.
@@ -271,6 +278,12 @@ class Reward(WireModel):
     response."""
     error_score: Number = 0.0
     """Score of a failed response with the policy Score, before the weight is applied."""
+
+    @property
+    def error_policy(self) -> ErrorPolicy:
+        """The policy for errors. One reply of a service that cannot be read does not end a run by default."""
+        default = ErrorPolicy.EXCLUDE if self.type in (RewardType.JUDGE, RewardType.REMOTE) else ErrorPolicy.FAIL
+        return self.on_error or default
 
 
 _LIMITS = ("timeoutSeconds", "numProcesses")
@@ -293,7 +306,8 @@ def _has_default_limits(reward: Reward) -> bool:
 def _has_default_failures(reward: Reward) -> bool:
     """Whether `_FAILURES` have their defaults. Stored jobs may have `onTimeout: Score`, the default of earlier
     versions."""
-    return reward.on_error is ErrorPolicy.FAIL and reward.on_timeout is not ErrorPolicy.FAIL and reward.error_score == 0
+    has_policies = reward.error_policy is ErrorPolicy.FAIL and reward.on_timeout is not ErrorPolicy.FAIL
+    return has_policies and reward.error_score == 0
 
 
 def _ignores_failures(reward: Reward) -> bool:
@@ -329,7 +343,7 @@ REWARD_RULES = (
         "Reward.failures",
         field="",
         cel="!(self.type in ['Overlong', 'RewardModel'])"
-        " || (self.onError == 'Fail' && self.onTimeout != 'Fail' && self.errorScore == 0.0)",
+        " || ((!has(self.onError) || self.onError == 'Fail') && self.onTimeout != 'Fail' && self.errorScore == 0.0)",
         wrong="onError, onTimeout and errorScore are not allowed with type Overlong or RewardModel, which would ignore"
         " them",
         advice="remove these fields",
@@ -339,8 +353,8 @@ REWARD_RULES = (
         Reward,
         "Reward.errorScore",
         field=".errorScore",
-        cel="self.errorScore == 0.0 || self.type in ['Overlong', 'RewardModel'] || self.onError == 'Score'"
-        " || self.onTimeout == 'Score'",
+        cel="self.errorScore == 0.0 || self.type in ['Overlong', 'RewardModel'] || self.onTimeout == 'Score'"
+        " || has(self.onError) && self.onError == 'Score'",
         wrong="would be ignored, because neither onError nor onTimeout is Score",
         advice="remove it, or set onError or onTimeout to Score",
         holds=lambda reward: (

@@ -31,7 +31,9 @@ class Elastic(WireModel):
     """Seconds that an attempt waits for all worker pods. Then it starts with as many of the ready ones as the job is
     valid with."""
     grow_after_seconds: Seconds = 300
-    """Seconds that all worker pods must be ready before the job resumes on them. Doubled each time that an attempt on
+    """Seconds that all worker pods must be ready before the job resumes on them.
+
+    Doubled each time that an attempt on
     all pods fails or is disrupted before its first checkpoint, at most six times."""
 
 
@@ -47,9 +49,10 @@ class RunPolicy(WireModel):
     """Retry budget for infrastructure errors (a pod, node, GPU, memory or the network failed); reset together with
     `maxAppRetries`."""
     provisioning_deadline_seconds: Seconds = 1800
-    """Seconds from the creation of an attempt's RayCluster, or its admission by a queue, until its trainer runs. Then,
-    without free nodes or ResourceQuota, the job deletes the RayCluster and tries again later; if nodes are slow, a
-    retry is used; otherwise the job fails."""
+    """Seconds from the creation of an attempt's RayCluster, or its admission by a queue, until its trainer runs.
+
+    Then, without free nodes or ResourceQuota, the job deletes the RayCluster and tries again later; if nodes are
+    slow, a retry is used; otherwise the job fails."""
     active_deadline_seconds: Seconds | None = None
     """Largest total time of all attempts in seconds. After that the job is stopped with a checkpoint and fails, without
     a retry. Unlimited when unset.

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rljob_api.base import WireModel
 from rljob_api.rule import Path, rule, unique_rule
-from rljob_api.scalars import Count, Fraction, PositiveCount
+from rljob_api.scalars import Count, Fraction, Number, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Evaluation, Filters, NamedDataset
 from rljob_api.v1alpha1.environment import Environment
@@ -59,6 +59,27 @@ class IncompleteGroup(StrEnum):
     """The missing responses are generated again with other seeds, at most twice. The step waits for them."""
 
 
+class PromptSamplingType(StrEnum):
+    """How often rows are drawn."""
+
+    UNIFORM = "Uniform"
+    """Each row once per epoch."""
+    PASS_RATE = "PassRate"
+    """Rows that are always or never solved are drawn in fewer epochs."""
+
+
+class PromptSampling(WireModel):
+    """How often the rows of the datasets are drawn."""
+
+    type: PromptSamplingType = PromptSamplingType.UNIFORM
+    """PassRate draws rows that are always or never solved in fewer epochs.
+
+    A row with pass rate p is drawn in 4 p (1 - p) of the epochs, at least in every tenth. The first epoch has all rows.
+    At most 100,000 rows."""
+    pass_threshold: Number = 1.0
+    """A response with at least this score passes."""
+
+
 class Training(WireModel):
     """The training run: model, dataset, rewards, algorithm and batch sizes."""
 
@@ -68,15 +89,17 @@ class Training(WireModel):
     datasets: Annotated[tuple[NamedDataset, ...], Field(max_length=16)] = ()
     """Several datasets with names, from which prompts are drawn in fixed proportions. Instead of dataset."""
     filters: Filters = Field(default_factory=Filters)
+    prompt_sampling: PromptSampling = Field(default_factory=PromptSampling)
     environment: Environment | None = None
     """The environment of rollouts of several turns. When unset, a response is a single turn."""
     rewards: Annotated[tuple[Reward, ...], Field(max_length=16)] = ()
     """Rewards, each of which scores every response. The score of a response is the sum of weight x score over all
     rewards. At least one without an environment."""
     max_failure_rate: Fraction = 0.2
-    """Largest fraction of responses of the last 10 steps that may be excluded, because a reward failed (`onError`,
-    `onTimeout`: Exclude), a service was unreachable, or the rollout engine did not complete the response. Above it the
-    run fails. 1: no limit."""
+    """Largest fraction of responses of the last 10 steps that may be excluded. Above it the run fails. 1: no limit.
+
+    Responses are excluded because a reward failed (`onError`, `onTimeout`: Exclude), a service was unreachable, or the
+    rollout engine did not complete the response."""
     on_incomplete_group: IncompleteGroup = IncompleteGroup.TRAIN_ON_REST
     """What happens to a group that lost members, because responses were excluded."""
     algorithm: Algorithm = Field(default_factory=Algorithm)
@@ -93,14 +116,13 @@ class Training(WireModel):
     """W&B and MLflow.
 
     They get the job, all metrics, samples of each evaluation, and the page of the run."""
-    steps: PositiveCount
-    """Total number of training steps, including those before a resume."""
+    steps: Count
+    """Total number of training steps, including those before a resume. 0: only evaluate, train nothing."""
     batch_size: PositiveCount = 64
-    """Number of prompts per step, over all workers. Each prompt gets rollout.groupSize responses: 64 prompts with 8
-    responses each give 512 responses per step.
+    """Number of prompts per step, over all workers. Each prompt gets rollout.groupSize responses.
 
-    All GPUs of the actor's pool train on the same number of responses (with sequenceParallel, all sets of GPUs that
-    share sequences)."""
+    64 prompts with 8 responses each give 512 responses per step. All GPUs of the actor's pool train on the same number
+    of responses (with sequenceParallel, all sets of GPUs that share sequences)."""
     mini_batch_size: PositiveCount | None = None
     """Number of prompts per optimizer update, over all workers; batchSize when unset (one update per step, strictly
     on-policy)."""
@@ -117,10 +139,9 @@ class Training(WireModel):
     entropy_every_steps: Count = 1
     """Number of steps between two values of the metric actor/entropy; 0 computes it only where the loss needs it."""
     timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
-    """Steps, counted from 1, whose timeline is written to `timelines/` in the run folder, for Perfetto or
-    chrome://tracing, for example `[2, 10]`.
+    """Steps, counted from 1, whose timeline is written to `timelines/` in the run folder, for example `[2, 10]`.
 
-    A timeline shows the controller's phases and the work of each worker."""
+    A timeline shows the controller's phases and the work of each worker, in Perfetto or chrome://tracing."""
     profile: Profile | None = None
 
     @property
@@ -151,7 +172,8 @@ def _needs_gym(training: Training) -> bool:
 
 
 def _gym_scores_gym(training: Training) -> bool:
-    """Whether a reward of type ReasoningGym only scores datasets of that type."""
+    """Whether each reward of type ReasoningGym only scores datasets of that type, and at most one of them: it has the
+    scorer of one task."""
     named = {each.name for each in training.rewards if each.type is RewardType.REASONING_GYM}
     scored = [
         each
@@ -159,7 +181,8 @@ def _gym_scores_gym(training: Training) -> bool:
         if not isinstance(each, NamedDataset) or not each.rewards or named & set(each.rewards)
     ]
     is_gym = all(each.type is DatasetType.REASONING_GYM for each in scored)
-    return not named or (is_gym and bool(training.sources))
+    of_one = all(sum(not each.rewards or name in each.rewards for each in training.datasets) <= 1 for name in named)
+    return not named or (is_gym and of_one and bool(training.sources))
 
 
 def reward_names(training: Training) -> list[str]:
@@ -215,6 +238,15 @@ def _num_steps(training: Training, _: Path) -> list[str]:
 
 
 TRAINING_RULES = (
+    rule(
+        Training,
+        "Training.evaluationsOnly",
+        field=".steps",
+        cel="self.steps > 0 || size(self.evaluations) > 0",
+        wrong="0 steps need evaluations",
+        advice="add one, or increase steps",
+        holds=lambda training: training.steps > 0 or len(training.evaluations) > 0,
+    ),
     rule(
         Training,
         "Training.warmupSteps",
@@ -329,9 +361,10 @@ TRAINING_RULES = (
         cel=f"!{_NEEDS_GYM} || has(self.dataset) && self.dataset.type == 'ReasoningGym'"
         " || size(self.datasets) > 0 && self.datasets.all(dataset, dataset.type == 'ReasoningGym' ||"
         " size(dataset.rewards) > 0 && !self.rewards.exists(reward, reward.type == 'ReasoningGym' &&"
-        " reward.name in dataset.rewards))",
-        wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym",
-        advice="change the type of the reward or of the dataset, or leave the reward out of datasets[].rewards",
+        " reward.name in dataset.rewards)) && self.rewards.all(reward, reward.type != 'ReasoningGym' ||"
+        " self.datasets.filter(dataset, size(dataset.rewards) == 0 || reward.name in dataset.rewards).size() <= 1)",
+        wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym, and scores one dataset",
+        advice="change the type of the reward or of the dataset, or the names in datasets[].rewards",
         holds=_gym_scores_gym,
     ),
     rule(

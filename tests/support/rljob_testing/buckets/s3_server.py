@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +19,13 @@ from rljob_testing.settings import inherited_environment
 
 ACCESS_KEY, SECRET_KEY = "access-key-of-the-test", "secret-key-of-the-test"
 CREDENTIALS: Mapping[str, str] = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-"""Environment variables of a client."""
+"""Environment variables of a client. It has the permissions of docs/storage.md and no other."""
+READER_KEY = "access-key-that-may-only-read"
+READER_CREDENTIALS = {**CREDENTIALS, "AWS_ACCESS_KEY_ID": READER_KEY}
+"""Those of a client that may only list and read."""
 BUCKET = "checkpoints-of-tests"
+_READ = ["s3:GetObject"]
+_WRITE = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,17 @@ class S3Server:
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """Runs a server with the bucket BUCKET within the context. `folder` must be empty; extended attributes must work
     there."""
-    (folder / BUCKET).mkdir(parents=True)
-    server = S3Server(free_port(), folder)
-    variables = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
-    program = str(ensure_program("versitygw"))
-    command = [program, "--port", f"127.0.0.1:{server.port}", "--quiet", "posix", str(folder)]
+    objects, accounts = folder / "objects", folder / "accounts"
+    (objects / BUCKET).mkdir(parents=True)
+    accounts.mkdir()
+    users = {key: {"access": key, "secret": SECRET_KEY, "role": "user"} for key in (ACCESS_KEY, READER_KEY)}
+    (accounts / "users.json").write_text(json.dumps({"accessAccounts": users}))
+    # Where the server keeps the policy of a bucket.
+    os.setxattr(objects / BUCKET, "user.policy", json.dumps(_policy()).encode())
+    server = S3Server(free_port(), objects)
+    variables = {"ROOT_ACCESS_KEY": "root", "ROOT_SECRET_KEY": "secret-key-of-root"}
+    options = ["--port", f"127.0.0.1:{server.port}", "--quiet", "--iam-dir", str(accounts)]
+    command = [str(ensure_program("versitygw")), *options, "posix", str(objects)]
     process = subprocess.Popen(
         command, env=inherited_environment() | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -65,3 +78,25 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     finally:
         process.kill()
         process.wait()
+
+
+def _policy() -> dict[str, object]:
+    """The permissions of docs/storage.md, in the form of a policy of the bucket."""
+
+    def allow(users: list[str], actions: list[str], resource: str) -> dict[str, object]:
+        return {
+            "Effect": "Allow",
+            "Principal": {"AWS": users},
+            "Action": actions,
+            "Resource": f"arn:aws:s3:::{resource}",
+        }
+
+    both = [ACCESS_KEY, READER_KEY]
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            allow(both, ["s3:ListBucket"], BUCKET),
+            allow(both, _READ, f"{BUCKET}/*"),
+            allow([ACCESS_KEY], _WRITE, f"{BUCKET}/*"),
+        ],
+    }

@@ -6,7 +6,6 @@ No controller runs. Tests write what the operator, the scheduler and the kubelet
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import ssl
 import threading
@@ -17,12 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from ruamel.yaml import YAML
 
+from rljob_testing.certificates import self_signed_certificate
 from rljob_testing.cli.pod_streams import ServerSocket, serve_port, serve_program
 from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.cluster.api_server import ApiServer
@@ -173,7 +169,8 @@ def running_kubelet(server: ApiServer, folder: Path) -> Iterator[StandInKubelet]
     """Registers a node whose kubelet is an HTTPS server in this process."""
     kubelet = StandInKubelet()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(_certificate(folder / "kubelet.pem"))
+    # The API server of these tests trusts any kubelet.
+    context.load_cert_chain(self_signed_certificate(folder / "kubelet.pem", NODE))
     http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(kubelet))
     http.socket = context.wrap_socket(http.socket, server_side=True)
     with running_http_server(http):
@@ -217,29 +214,6 @@ def _handler(kubelet: StandInKubelet) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"0\r\n\r\n")
 
     return Handler
-
-
-def _certificate(path: Path) -> Path:
-    """Writes a key and a self-signed certificate into one file. The API server of these tests trusts any kubelet."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NODE)])
-    today = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(today - datetime.timedelta(days=1))
-        .not_valid_after(today + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    form = serialization.PrivateFormat.TraditionalOpenSSL
-    path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-        + certificate.public_bytes(serialization.Encoding.PEM)
-    )
-    return path
 
 
 def _object(value: object) -> Json:

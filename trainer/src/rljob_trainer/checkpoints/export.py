@@ -23,6 +23,7 @@ from rljob_api.v1alpha1.checkpoint import ExportDtype
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import TensorEntry
 from rljob_trainer.checkpoints.local_storage import TEMPORARY_SUFFIX, make_folder, sync_folder
+from rljob_trainer.checkpoints.run_source import CONFIG_FILE, TRAINED_MODEL_FILE, settings_files
 from rljob_trainer.checkpoints.storage import Location, storage_errors, stored, write_file
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES, DTYPES, TensorSpec, stream_tensor_file
 from rljob_trainer.models.model_files import INDEX_FILE, SINGLE_FILE
@@ -32,9 +33,7 @@ MAX_FILE_BYTES = 5 * 1000**3
 """Maximum size of a weight file, as the Hub recommends; a larger tensor gets a separate file."""
 
 _METADATA = {"format": "pt"}
-_CONFIG_FILE = "config.json"
 FLOAT16_MAX = torch.finfo(torch.float16).max
-_COPIED_SUFFIXES = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Possible dtypes of an export, by their names in config.json."""
 
@@ -125,7 +124,7 @@ def write_huggingface(
 def _replaced_folder(folder: Location) -> Iterator[Location]:
     """Yields the folder into which the export is written."""
     if not isinstance(folder, Path):
-        stored(folder).remove_folder(first=_CONFIG_FILE)
+        stored(folder).remove_folder(first=CONFIG_FILE)
         yield folder
         return
     temporary = folder.with_name(folder.name + TEMPORARY_SUFFIX)
@@ -267,9 +266,8 @@ def _parts(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> Sequence[Seq
 
 def _copy_settings(source: Path, target: Location) -> None:
     """Copies the tokenizer and the generation settings."""
-    for path in sorted(source.iterdir()):
-        is_index = path.name.endswith(".index.json")
-        if path.is_file() and path.suffix in _COPIED_SUFFIXES and not is_index and path.name != _CONFIG_FILE:
+    for path in settings_files(source):
+        if path.name not in (CONFIG_FILE, TRAINED_MODEL_FILE):
             write_file(target / path.name, path.read_bytes())
 
 
@@ -278,11 +276,11 @@ def _write_config(source: Path, target: Location, dtype: torch.dtype) -> None:
     config = _read_config(source)
     # from_pretrained uses this dtype; older versions of transformers read `torch_dtype`.
     config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
-    _write_json(target / _CONFIG_FILE, config)
+    _write_json(target / CONFIG_FILE, config)
 
 
 def _read_config(source: Path) -> dict[str, object]:
-    config: dict[str, object] = json.loads((source / _CONFIG_FILE).read_bytes())
+    config: dict[str, object] = json.loads((source / CONFIG_FILE).read_bytes())
     return config
 
 

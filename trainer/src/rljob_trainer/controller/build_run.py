@@ -164,8 +164,9 @@ def checked_rewards(
     doing: ReportActivity,
 ) -> DrawnRowFilter | None:
     """Waits for the scorers, and checks the answers of all rows; see `check_rewards`."""
+    training = {each.where: each.rows_to_check for each in prompts.sources}
     with_answers = rows_with_answers(prompts, spec.training)
-    return check_rewards(scorers, pools, prompts.training, with_answers, doing, is_large=prompts.is_large)
+    return check_rewards(scorers, pools, training, with_answers, doing, is_large=prompts.is_large)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,14 @@ from rljob_trainer.checkpoints.layout import (
     status_of,
     warn_of_unknown_fields,
 )
-from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
+from rljob_trainer.checkpoints.load import (
+    CheckpointReader,
+    Found,
+    find_newest_complete,
+    open_checkpoint,
+    open_known_checkpoint,
+    refuse_existing,
+)
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
 from rljob_trainer.checkpoints.storage import Location
@@ -128,7 +135,14 @@ class PendingSave:
 class Checkpointing:
     """Saves and loads the checkpoints of one start of the trainer."""
 
-    def __init__(self, spec: CheckpointSpec, root: Location, start_number: int, job_name: str) -> None:
+    def __init__(
+        self,
+        spec: CheckpointSpec,
+        root: Location,
+        start_number: int,
+        job_name: str,
+        best: BestCheckpoints | None = None,
+    ) -> None:
         self.spec = spec
         self.root = root
         self.start_number = start_number
@@ -140,7 +154,8 @@ class Checkpointing:
         """The commit of the save in progress, once it has begun."""
         self.newest: Location | None = None
         """The newest checkpoint that this start has committed or resumed from."""
-        self.best = BestCheckpoints(spec.keep_best) if spec.keep_best is not None else None
+        self._resumed_from: CheckpointFolder | None = None
+        self.best = best
         self.before_commit: Callable[[], None] = lambda: None
         """Called before each commit. Raises nothing."""
         self.choices: AutoSettings | None = None
@@ -193,8 +208,10 @@ class Checkpointing:
         accept_up_to(self.root, self.start_number, point.checkpoint)
         self.last_begun_step = point.state.step
         self.newest = point.folder
+        self._resumed_from = point.checkpoint
         if self.best is not None:
-            self.best.restore(point.state.best)
+            existing = visible_checkpoints(self.root, self.start_number)
+            self.best.restore(point.state.best, {each.step for each in existing})
         states = list(point.state.random_states)
         if len(states) == num_workers:
             groups[0].restore_random_state(states)
@@ -286,13 +303,23 @@ class Checkpointing:
         prune(self.root, self.start_number, self.spec.keep, best_steps)
         return committed
 
-    def best_folder(self) -> Location | None:
+    def best_checkpoint(self) -> CheckpointFolder | None:
         """The complete checkpoint with the best value; None if there is none."""
         if self.best is None or self.last_begun_step is None:
             return None
-        steps = [each.step for each in self.best.up_to(self.last_begun_step)][:1]
+        best = self.best.up_to(self.last_begun_step)[:1]
         folders = visible_checkpoints(self.root, self.start_number)
-        return next((each.path for each in folders if each.step in steps), None)
+        found = next((folder for folder in folders for each in best if folder.step == each.step), None)
+        if found is None:
+            seen = f"that of step {best[0].step} no longer exists" if best else "no evaluation had a value that counts"
+            log.warning("spec.checkpoint.keepBest: there is no best checkpoint: %s", seen)
+        return found
+
+    def opened(self, folder: CheckpointFolder) -> CheckpointReader:
+        """Opens a complete checkpoint. Verifies each tensor that is read, unless this start has written the checkpoint
+        or resumed from it, and so has hashed its bytes already. Raises DamagedError."""
+        is_known = folder.start_number == self.start_number or folder == self._resumed_from
+        return open_known_checkpoint(folder.path) if is_known else open_checkpoint(folder.path)
 
     def _point(self, found: Found) -> ResumePoint:
         """Reads the state of a found checkpoint. Raises ConfigurationError if the checkpoint belongs to another job,

@@ -11,14 +11,17 @@ import time
 from rljob_api.constants import LOGS_FOLDER
 from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
+from rljob_api.v1alpha1.training import PromptSamplingType
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
+from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
-from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.checkpoints.load import CheckpointReader, open_known_checkpoint
 from rljob_trainer.checkpoints.storage import Location
 from rljob_trainer.controller.alarms import Alarms
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, StateParts
-from rljob_trainer.controller.evaluations.evaluation import evaluations_of
+from rljob_trainer.controller.evaluations.evaluation import evaluation_error, evaluations_of
+from rljob_trainer.controller.evaluations.pass_rate_records import record_pass_rates
 from rljob_trainer.controller.finished_groups import FinishedGroups
 from rljob_trainer.controller.model_roles import engines_of, scoring_of, step_plan
 from rljob_trainer.controller.outcomes import FailureRate
@@ -46,6 +49,7 @@ from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
     EVAL_SECONDS,
+    PASSED_OVER,
     ROWS_SKIPPED,
     STEP_SECONDS,
     THROUGHPUT,
@@ -99,10 +103,8 @@ class Controller:
         self.evaluation_budget = RecordingBudget(time.perf_counter, MAX_EVALUATION_SHARE)
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.profiles = StepProfiles(output.run_folder, training.profile, run.workers.actor)
-        drawn_row_filter = run.drawn_row_filter
-        self.cursor = prompt_cursor(
-            run.prompts, training.seed, drawn_row_filter.are_usable if drawn_row_filter else None
-        )
+        are_usable = run.drawn_row_filter.are_usable if run.drawn_row_filter else None
+        self.cursor = prompt_cursor(run.prompts, training.seed, are_usable, by_pass_rate=self.by_pass_rate)
         plan = step_plan(job, run.model_folder)
         self.finished_groups = FinishedGroups.of(job, checkpointing.root, plan)
         self.rollout = RolloutPhase(
@@ -127,6 +129,11 @@ class Controller:
             self.recorder,
         )
         self.evaluations = evaluations_of(training, run.prompts.held_out, self.rollout, self.timer)
+
+    @property
+    def by_pass_rate(self) -> bool:
+        """Whether prompts are chosen by their pass rates."""
+        return self.job.spec.training.prompt_sampling.type is PromptSamplingType.PASS_RATE
 
     def train(self, first_step: int, *, is_evaluated: bool) -> bool:
         """Trains until all steps are done; `first_step` steps are already done. Returns True if all steps are done,
@@ -185,25 +192,28 @@ class Controller:
     def export(self, folder: Location) -> Location | None:
         """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
         into the base weights. The best checkpoint is exported to the folder `export-best` beside it, unless it is the
-        last one. Returns the folder, or None if `exportHuggingFace` is `Never`."""
-        if self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
+        last one. Returns the folder, or None if `exportHuggingFace` is `Never` or nothing was trained."""
+        if self.num_steps == 0 or self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
         assert self.checkpointing.newest is not None, "the last step was saved"
-        self._export(folder, self.checkpointing.newest)
-        best = self.checkpointing.best_folder()
-        if best == self.checkpointing.newest:
+        self._export(folder, open_known_checkpoint(self.checkpointing.newest))
+        best = self.checkpointing.best_checkpoint()
+        if best is not None and best.path == self.checkpointing.newest:
             log.info("the last checkpoint is the best one, so there is no second export")
         elif best is not None:
-            self._export(folder.parent / BEST_EXPORT_FOLDER, best)
+            try:
+                self._export(folder.parent / BEST_EXPORT_FOLDER, self.checkpointing.opened(best))
+            except DamagedError as error:
+                log.warning("the best checkpoint is damaged, so %s is not written: %s", BEST_EXPORT_FOLDER, error)
         return folder
 
-    def _export(self, folder: Location, saved_in: Location) -> None:
+    def _export(self, folder: Location, saved: CheckpointReader) -> None:
         checkpoint = self.job.spec.checkpoint
         source = self.run_parts.model_folder
         dtype = export_dtype(checkpoint.export_dtype, source)
         self.reporter.doing("exports the model")
-        log.info("exporting the model of %s as %s", saved_in.name, str(dtype).removeprefix("torch."))
-        saved, model = open_known_checkpoint(saved_in), self.job.spec.training.model
+        log.info("exporting the model of %s as %s", saved.folder.name, str(dtype).removeprefix("torch."))
+        model = self.job.spec.training.model
         if model.lora is None:
             write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, on_progress=self._report_export)
         else:
@@ -255,6 +265,10 @@ class Controller:
         metrics.update(self.rollout.sampler.take_reward_metrics())
         if self.run_parts.drawn_row_filter is not None:
             metrics[ROWS_SKIPPED] = float(self.cursor.num_skipped - num_skipped)
+        if self.by_pass_rate:
+            metrics[PASSED_OVER] = float(self.cursor.num_skipped - num_skipped)
+            threshold = self.job.spec.training.prompt_sampling.pass_threshold
+            metrics |= record_pass_rates(self.cursor, rollout, threshold, metrics)
         metrics |= epoch_metrics(self.cursor)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
         metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)
@@ -294,3 +308,5 @@ class Controller:
         self.reporter.evaluated(metrics.get(main_score))
         self.saves.unevaluated_step = None
         self.saves.begin_if_best(step, metrics)
+        if self.num_steps == 0 and (error := evaluation_error(results, self.failure_rate.max_rate)):
+            raise error

@@ -38,14 +38,15 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
 
 
 def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
-    """Returns the settings of the trained policy. Settings that are not named here are those of the reference."""
+    """Returns the settings of the trained policy. Settings that are not named here are those of the reference. In a job
+    that only evaluates, the policy is frozen: it has no optimizer."""
     model = spec.training.model
     lora, offload = model.lora, model.offload
     return replace(
         reference_engine(spec, dtype, layout),
         gradient_checkpointing=model.gradient_checkpointing is GradientCheckpointing.ALWAYS,
         gradient_checkpointing_every_nth_layer=model.gradient_checkpointing_every_nth_layer,
-        optimizer=spec.training.optimizer,
+        optimizer=spec.training.optimizer if spec.training.steps > 0 else None,
         kernels=model.kernels,
         offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
         role="actor",

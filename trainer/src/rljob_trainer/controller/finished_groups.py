@@ -254,7 +254,7 @@ def _columns(columns: Mapping[str, SavedColumn]) -> DataProto:
 
 
 def _digest(prompt: PromptRow) -> str:
-    """SHA-256 of the prompt's tokens and text."""
+    """SHA-256 of the prompt's tokens and text; with an environment of all columns."""
     digest = hashlib.sha256(array("q", prompt.token_ids).tobytes())
-    digest.update(prompt.source_prompt.encode(errors="surrogatepass"))
+    digest.update((prompt.content or prompt.source_prompt).encode(errors="surrogatepass"))
     return digest.hexdigest()

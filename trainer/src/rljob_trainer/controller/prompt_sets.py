@@ -14,19 +14,20 @@ from pathlib import Path
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, Duplicates, NamedDataset
 from rljob_api.v1alpha1.environment_rules import rewards_of
 from rljob_api.v1alpha1.reward import Reward, RewardType
-from rljob_api.v1alpha1.training import Training
+from rljob_api.v1alpha1.training import PromptSamplingType, Training, reward_names
 from rljob_trainer.controller.checkpointing import StateParts
 from rljob_trainer.controller.checks.answers import MAX_ROWS_PARSED, refuse_unusable, refuse_unusable_tests
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.filter_processes import FilterPass
-from rljob_trainer.datasets.filters import HELD_OUT_FILTERS, FilterReport, HeldOut
+from rljob_trainer.datasets.filters import HELD_OUT_FILTERS, FilterReport, HeldOut, comparable
 from rljob_trainer.datasets.indexed_rows import IndexedRows
 from rljob_trainer.datasets.loading import load_rows, without_dropped
 from rljob_trainer.datasets.mixture import MixtureCursor, Source
 from rljob_trainer.datasets.parquet_files import ParquetFiles
-from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset
-from rljob_trainer.datasets.row_index import RowIndex, opened_or_built
-from rljob_trainer.datasets.rows import local_dataset, parquet_files_of
+from rljob_trainer.datasets.pass_rates import PassRates
+from rljob_trainer.datasets.prompts import DATASET, PromptMaker, PromptRow, evaluation_dataset, repeated_prompts
+from rljob_trainer.datasets.row_index import RowIndex, key_of, opened_or_built
+from rljob_trainer.datasets.rows import local_dataset, named_fields, parquet_files_of
 from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.observability.metrics import SOURCE_EPOCHS, SOURCE_PREFIX
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 NUM_ROWS_TO_CHECK = 1000
 """Rows of a large dataset that are checked like those in memory, for example with the chat template of a reward model.
 The filters have checked all of them otherwise."""
+REWARDS_WITH_ROWS = (RewardType.FUNCTION, RewardType.REMOTE, RewardType.REASONING_GYM)
+"""Rewards that may read any column of the row."""
 FILTERS_FILE = "filters.json"
 """File in `data/` of the run folder: what the filters have dropped."""
 
@@ -147,7 +150,7 @@ def digest_of(rows: Sequence[PromptRow]) -> str:
     for row in rows:
         digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
         if not row.token_ids:
-            digest.update(row.source_prompt.encode(errors="surrogatepass"))
+            digest.update((row.content or row.source_prompt).encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
@@ -166,33 +169,32 @@ def load_all_prompts(
     has_environment = training.environment is not None
     held_out = _held_out_rows(training, tokenizer, job_folder)
     if not training.sources:
+        _refuse_pass_rates(training, 0)
         # The environments of training and of evaluations have different seeds.
         rows = _rows_without_dataset(1)
         return Prompts(tuple(rows), held_out, 0, (TrainingSource(DATASET, rows, digest_of(rows), None),))
+    repeated = repeated_prompts(held_out.values())
+    all_held_out = chain.from_iterable(held_out.values())
     compared = HeldOut.of(
-        (row.source_prompt for row in chain.from_iterable(held_out.values())),
+        (row.content if comparable(row.source_prompt) in repeated else row.source_prompt for row in all_held_out),
         training.filters.contamination_ngram_words,
     )
     drops_duplicates = training.filters.duplicates is Duplicates.DROP
     sources, reports = list[TrainingSource](), list[FilterReport]()
     for field, dataset in training.sources.items():
-        maker = PromptMaker(dataset, tokenizer, f"spec.training.{field}", for_environment=has_environment)
+        maker = PromptMaker(
+            dataset, tokenizer, f"spec.training.{field}", for_environment=has_environment, repeated=repeated
+        )
         files = _large_files(dataset, job_folder, maker.where)
         if files is not None and data_folder is not None:
-            needing = _types_that_need_answers(_rewards_of_source(dataset, training))
-            settings = FilterPass(
-                files.paths,
-                dataset,
-                maker.where,
-                model_folder,
-                compared,
-                for_environment=has_environment,
-                finds_duplicates=drops_duplicates,
-                answers_needed_by=str(needing[0]) if needing else "",
-                why_unusable=why_unusable if RewardType.MATH_ANSWER in needing else None,
-            )
-            index = opened_or_built(files, settings, data_folder / (maker.source or "dataset"), doing)
-            sources.append(TrainingSource(maker.where, IndexedRows(index, maker), index.state.key, dataset))
+            settings = _filter_pass(files, maker, training, model_folder, compared, repeated)
+            index = opened_or_built(files, settings, data_folder / (maker.name or "dataset"), doing)
+            digest = key_of(files, settings, with_times=False)
+            rows_on_disk = IndexedRows(index, maker, _drawn_columns(files, maker, training))
+            sources.append(TrainingSource(maker.where, rows_on_disk, digest, dataset))
+            # The tests of a Code reward are too slow to parse for all rows.
+            first = sources[-1].rows_to_check
+            _refuse_missing_answers(first, maker.where, dataset, _rewards_of_source(dataset, training))
             reports.append(index.state.report)
         else:
             loaded, counts = load_rows(maker, job_folder)
@@ -203,6 +205,7 @@ def load_all_prompts(
     for where, evaluation in zip(held_out, training.evaluations, strict=True):
         if evaluation.dataset is not None:
             _refuse_missing_answers(held_out[where], where, evaluation.dataset, rewards_of(evaluation, training))
+    _refuse_pass_rates(training, sum(len(each.rows) for each in sources))
     _write_reports(reports, data_folder)
     num_removed = sum(each.num_rows for report in reports for each in report.dropped if each.filter in HELD_OUT_FILTERS)
     checked = tuple(row for source in sources for row in source.rows_to_check)
@@ -210,14 +213,25 @@ def load_all_prompts(
 
 
 def prompt_cursor(
-    prompts: Prompts, seed: int, are_usable: Callable[[Sequence[PromptRow]], Sequence[bool]] | None
+    prompts: Prompts,
+    seed: int,
+    are_usable: Callable[[Sequence[PromptRow]], Sequence[bool]] | None,
+    *,
+    by_pass_rate: bool = False,
 ) -> Cursor:
-    """Returns the stream of training prompts. For `are_usable` see `PromptCursor`."""
+    """Returns the stream of training prompts. For `are_usable` see `PromptCursor`. `by_pass_rate`: rows that are always
+    or never solved are drawn in fewer epochs."""
 
     def cursor_of(source: TrainingSource) -> PromptCursor[PromptRow]:
-        shuffle = source.dataset is not None and source.dataset.shuffle
         return PromptCursor(
-            source.rows, seed=seed, shuffle=shuffle, digest=source.digest, are_usable=are_usable, where=source.where
+            source.rows,
+            seed=seed,
+            shuffle=source.dataset is not None and source.dataset.shuffle,
+            digest=source.digest,
+            are_usable=are_usable,
+            pass_rates=PassRates([row.index for row in source.rows], seed) if by_pass_rate else None,
+            where=source.where,
+            name=source.name,
         )
 
     if not prompts.sources[0].name:
@@ -268,7 +282,7 @@ def _held_out_rows(training: Training, tokenizer: Tokenizer, job_folder: Path) -
         where, rows = evaluation_dataset(index), _rows_without_dataset(each.num_prompts)
         if each.dataset is not None:
             maker = PromptMaker(each.dataset, tokenizer, where, for_environment=has_environment)
-            rows, _ = load_rows(maker, job_folder)
+            rows, _ = load_rows(maker, job_folder, each.num_prompts)
         found[where] = tuple(rows[: each.num_prompts])
     return found
 
@@ -308,6 +322,37 @@ def _large_files(dataset: Dataset, job_folder: Path, where: str) -> ParquetFiles
     return files if files.num_rows > MAX_ROWS_PARSED else None
 
 
+def _filter_pass(
+    files: ParquetFiles,
+    maker: PromptMaker,
+    training: Training,
+    model_folder: Path,
+    compared: HeldOut,
+    repeated: frozenset[str],
+) -> FilterPass:
+    needing = _types_that_need_answers(_rewards_of_source(maker.dataset, training))
+    return FilterPass(
+        files.paths,
+        maker.dataset,
+        maker.where,
+        model_folder,
+        compared,
+        for_environment=maker.for_environment,
+        repeated=repeated,
+        finds_duplicates=training.filters.duplicates is Duplicates.DROP,
+        answers_needed_by=str(needing[0]) if needing else "",
+        why_unusable=why_unusable if RewardType.MATH_ANSWER in needing else None,
+    )
+
+
+def _drawn_columns(files: ParquetFiles, maker: PromptMaker, training: Training) -> list[str] | None:
+    """Returns the columns that are read of each drawn row; None: all, because the user's code gets them."""
+    types = {reward.type for reward in _rewards_of_source(maker.dataset, training)}
+    if maker.for_environment or not types.isdisjoint(REWARDS_WITH_ROWS):
+        return None
+    return files.columns_of(named_fields(maker.dataset))
+
+
 def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Dataset, rewards: Sequence[Reward]) -> None:
     """Raises DatasetError if some rows have no answer or one that the rewards cannot score."""
     unanswered = [row.location for row in rows if row.answer is None]
@@ -322,6 +367,22 @@ def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Data
         refuse_unusable(rows, where, dataset.answer_field)
     if RewardType.CODE in needing:
         refuse_unusable_tests(rows, where)
+
+
+def _refuse_pass_rates(training: Training, num_rows: int) -> None:
+    """Raises DatasetError if prompts cannot be chosen by pass rate. `num_rows`: 0 without a dataset."""
+    where, uniform = "spec.training.promptSampling.type", "use Uniform"
+    if training.prompt_sampling.type is PromptSamplingType.UNIFORM:
+        return
+    if not reward_names(training):
+        raise DatasetError(f"{where}: PassRate needs a reward, which scores the responses; add one, or {uniform}")
+    if not num_rows:
+        raise DatasetError(f"{where}: PassRate needs a dataset, whose rows have pass rates; add one, or {uniform}")
+    if num_rows > MAX_ROWS_PARSED:
+        raise DatasetError(
+            f"{where}: PassRate keeps the pass rate of each row in memory and in checkpoints, for at most "
+            f"{MAX_ROWS_PARSED} rows (seen: {num_rows}); use fewer rows, or {uniform}"
+        )
 
 
 def _write_reports(reports: Sequence[FilterReport], data_folder: Path | None) -> None:

@@ -264,10 +264,10 @@ class Rollout:
         }
 
     def _source_metrics(self) -> dict[str, float]:
-        """Returns the metrics of each dataset, with `training.datasets`."""
+        """Returns the metrics of each of `training.datasets`, and of each source."""
         found, has_score_B = dict[str, float](), ~is_without_score(self.batch, self.weights)
-        for name in dict.fromkeys(prompt.source for prompt in self.prompts if prompt.source):
-            is_from_B = torch.tensor([prompt.source == name for prompt in self.prompts])
+        for name in dict.fromkeys(name for prompt in self.prompts for name in prompt.metric_names):
+            is_from_B = torch.tensor([name in prompt.metric_names for prompt in self.prompts])
             found[f"{SOURCE_PREFIX}/{name}/{SOURCE_PROMPTS}"] = float(len(set(self.groups_B[is_from_B].tolist())))
             found |= spread(f"{SOURCE_PREFIX}/{name}/score", self.rewards_B[is_from_B & has_score_B].tolist())
         return found

@@ -358,7 +358,7 @@ class RolloutPhase:
                 outcomes[index],
                 {name: named[index] for name, named in statuses.items()},
                 _message_tuple(messages[index]),
-                source=prompt.source,
+                source="/".join(filter(None, (prompt.dataset, prompt.source))),
             )
             for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]

@@ -14,11 +14,19 @@ from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_trainer.attempt_logs import prune_attempts
 from rljob_trainer.checkpoints.bucket_run_folder import RUN, BucketRunFolder
 from rljob_trainer.checkpoints.layout import read_manifest
+from rljob_trainer.checkpoints.run_source import write_model_config
 from rljob_trainer.checkpoints.storage import Location, checkpoint_location, job_location
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic
+from rljob_trainer.controller.checks.run_models import (
+    remove_converted,
+    trained_model,
+    with_run_models,
+    with_run_names,
+)
 from rljob_trainer.controller.controller import Controller
+from rljob_trainer.controller.evaluations.best_checkpoints import best_checkpoints_of
 from rljob_trainer.controller.model_roles import num_workers_of
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -52,14 +60,12 @@ def run_job(
     bucket_copy.begin(settings)
     first_step = point.state.step if point else 0
     if point:
-        for note in point.notes:
-            log.warning("%s", note)
-        refuse_other_job(point, job.spec)
-        reporter.report_resume(point.status, best_of(point))
-    with built_run(job, settings, point.state.choices if point else None, reporter.doing) as run:
-        job = run.job
+        check_point(point, job.spec, reporter)
+    converted = with_run_models(job, settings, reporter.doing, is_resumed=point is not None)
+    with built_run(converted, settings, point.state.choices if point else None, reporter.doing) as run:
         checkpointing.choices = run.choices
-        write_resolved_job(settings.run_folder / RESOLVED_JOB_FILE, job)
+        write_records(settings.run_folder, job, run, is_new=point is None)
+        job = run.job
         if point:
             point = loaded_point(checkpointing, point, run, reporter)
             first_step = point.state.step
@@ -96,13 +102,16 @@ def run_job(
             output.close()
         for line in output.summary():
             log.info("%s", line)
+    if job.spec.training.steps == 0:
+        remove_converted(settings.run_folder)
     return ExitCode.SUCCESS
 
 
 def checkpointing_of(job: TrainerJob, settings: Settings, bucket_copy: BucketRunFolder) -> Checkpointing:
     """Returns what saves and loads the checkpoints of this start."""
     root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
-    checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name)
+    best = best_checkpoints_of(job.spec)
+    checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name, best)
     checkpointing.before_commit = bucket_copy.copy_now
     return checkpointing
 
@@ -113,6 +122,14 @@ def export_location(job: TrainerJob, settings: Settings) -> Location:
     return (settings.run_folder if bucket_folder is None else bucket_folder / RUN) / EXPORT
 
 
+def write_records(run_folder: Path, named: TrainerJob, run: Run, *, is_new: bool) -> None:
+    """Writes the resolved job, with the sources of the job `named`, and what later runs need besides checkpoints.
+    `is_new`: whether this start has not resumed from a checkpoint."""
+    write_resolved_job(run_folder / RESOLVED_JOB_FILE, with_run_names(run.job, named, run_folder))
+    if is_new and run.job.spec.training.steps > 0:
+        write_model_config(run_folder, run.model_folder, trained_model(run.job, run.model_location))
+
+
 def write_resolved_job(path: Path, job: TrainerJob) -> None:
     """Writes the job with every default, the expanded recipe, and the resolved `Auto` settings. The file is replaced
     atomically."""
@@ -121,6 +138,14 @@ def write_resolved_job(path: Path, job: TrainerJob) -> None:
         resolved_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec), encoding="utf-8"
     )
     temporary.replace(path)
+
+
+def check_point(point: ResumePoint, spec: RLJobSpec, reporter: RunReporter) -> None:
+    """Logs and reports the checkpoint to resume from. Raises ConfigurationError if the job cannot continue from it."""
+    for note in point.notes:
+        log.warning("%s", note)
+    refuse_other_job(point, spec)
+    reporter.report_resume(point.status, best_of(point))
 
 
 def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, reporter: RunReporter) -> ResumePoint:

@@ -1,7 +1,8 @@
-"""Prompts that are chats: checks a row's messages, and renders them with the model's chat template."""
+"""Prompts that are chats: checks a row's messages and tools, and renders them with the model's chat template."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from rljob_trainer.errors import ChatTemplateError, DatasetError
 
 if TYPE_CHECKING:
     # Importing this module loads transformers.
-    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
 
 HARMLESS_KEYS = frozenset({"role", "content", "weight"})
 """Keys of a message that are accepted. `weight` is a loss weight in fine-tuning data, which does not affect a
@@ -22,14 +23,15 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, prompt_field: str) -> None:
         self._tokenizer = tokenizer
         self._prompt_field = prompt_field
-        self._checked: set[tuple[str, ...]] = set()
-        """Sequences of roles that were already checked: the template uses every message."""
+        self._checked: set[tuple[bool, tuple[str, ...]]] = set()
+        """Whether there are tools, and sequences of roles, that were already checked: the template uses the tools and
+        every message."""
 
-    def render(self, messages: Sequence[ChatMessage], location: str) -> str:
-        """Returns the text of a chat, up to the beginning of the assistant's answer.
+    def render(self, messages: Sequence[ChatMessage], location: str, tools: Sequence[ToolSchema] = ()) -> str:
+        """Returns the text of a chat with these tools, up to the beginning of the assistant's answer.
 
         Raises DatasetError, starting with `location`, if the chat ends with an assistant's turn, if the template
-        rejects it, or if the template ignores a message, as some templates do with unknown roles."""
+        rejects it, or if the template ignores the tools, or a message, as some templates do with unknown roles."""
         roles = tuple(message["role"] for message in messages)
         if roles[-1] == "assistant":
             raise DatasetError(
@@ -38,21 +40,75 @@ class ChatTemplate:
                 "with a user's turn (is the last message the answer?)"
             )
         try:
-            text = self._tokenizer.render_chat(messages)
+            text = self._tokenizer.render_chat(messages, tools)
         except ChatTemplateError as error:
             raise DatasetError(
                 f"{location}: the model's chat template rejects column {self._prompt_field!r} (roles: "
                 f"{', '.join(roles)}): {error}; change the row or the template, or choose another model"
             ) from error
-        if roles not in self._checked:
-            for index in self._tokenizer.ignored_messages(messages)[:1]:
+        if (bool(tools), roles) not in self._checked:
+            if tools and self._is_without_tools(messages, text):
+                raise DatasetError(
+                    f"{location}: the model's chat template ignores tools, so the prompt would not have those of the "
+                    "row; remove toolsField and write the tools into the messages, or choose a model whose chat "
+                    "template supports tools"
+                )
+            for index in self._tokenizer.ignored_messages(messages, tools)[:1]:
                 raise DatasetError(
                     f"{location}: the model's chat template ignores message {index + 1} of column "
                     f"{self._prompt_field!r} (role {roles[index]!r}: {messages[index]['content']!r:.40}); use roles "
                     "that the template supports, or remove the message"
                 )
-            self._checked.add(roles)
+            self._checked.add((bool(tools), roles))
         return text
+
+    def _is_without_tools(self, messages: Sequence[ChatMessage], text: str) -> bool:
+        """Whether the chat without tools is the same text."""
+        try:
+            return self._tokenizer.render_chat(messages) == text
+        except ChatTemplateError:
+            return False
+
+
+def tools_of(value: object, column: str, location: str) -> tuple[ToolSchema, ...]:
+    """Returns the tools of a row, for chat templates. No tools: null, or an empty list.
+
+    Keys with null values are removed, because Parquet files have all keys of a column's rows in each row; those in JSON
+    text remain. Raises DatasetError, starting with `location`, for anything but a list of tools."""
+    tools = _without_nulls(value)
+    if isinstance(value, str):
+        try:
+            tools = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(
+                f"{location}: column {column!r} (toolsField) has text that is not JSON ({error}; seen: {value!r:.80}); "
+                "write a list of tools, or JSON text of one"
+            ) from error
+    if tools is None:
+        return ()
+    if not isinstance(tools, list):
+        raise DatasetError(
+            f"{location}: column {column!r} (toolsField) must have a list of tools, or JSON text of one (seen: "
+            f"{value!r:.80}); put a single tool into a list"
+        )
+    for number, tool in enumerate(tools, start=1):
+        match tool:
+            case {"type": "function", "function": {"name": str()}}:
+                continue
+        raise DatasetError(
+            f"{location}: tool {number} of column {column!r} (toolsField) is not a function (seen: {tool!r:.120}); "
+            'write {"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}'
+        )
+    return tuple(tools)
+
+
+def _without_nulls(value: object) -> object:
+    match value:
+        case dict():
+            return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        case list():
+            return [_without_nulls(item) for item in value]
+    return value
 
 
 def ignored_key(value: object) -> str | None:

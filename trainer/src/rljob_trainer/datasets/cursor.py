@@ -6,6 +6,7 @@ epoch times the number of rows, plus the position in the epoch's order.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag
+from rljob_trainer.datasets.pass_rates import MAX_GAP, PassRates
 from rljob_trainer.errors import ConfigurationError, DatasetError
 
 log = logging.getLogger(__name__)
@@ -36,13 +38,17 @@ class DrawnRow(Generic[Row]):
 class StoredRows(Sequence[Row]):
     """Rows that are not in memory."""
 
+    num_ahead: int
+    """Rows that are read in advance."""
+
     @abstractmethod
     def read(self, positions: Sequence[int]) -> list[Row]:
         """Returns the rows at these positions, in this order."""
 
     @abstractmethod
-    def expect(self, positions: Sequence[int]) -> None:
-        """Begins to read these rows in the background, because they will probably be needed next."""
+    def expect(self, positions: Sequence[int], num_soon: int) -> None:
+        """Begins to read rows in the background, if some of the first `num_soon` are not in memory. `positions`: of the
+        rows that will probably be needed next, in this order."""
 
 
 class PromptStream(Protocol[Row]):
@@ -65,6 +71,8 @@ class CursorState(WireModel):
     shuffle: Flag
     digest: str
     """Digest of the rows (`Prompts.digest`)."""
+    pass_rates: str | None = None
+    """See `PassRates.state`; None if rows are drawn uniformly."""
 
 
 class PromptCursor(Generic[Row]):
@@ -76,6 +84,9 @@ class PromptCursor(Generic[Row]):
     the beginning, or directly after a row that was used, and never after a skipped row. So its state follows from the
     last row that was used. `are_usable` must return the same values during a run. If it skips other rows in a resumed
     run, this run continues at the same ordinal, and only the rows that are drawn from there on differ.
+
+    `pass_rates` skips rows in the same way. They may change between two steps, but not between drawing rows and going
+    back over them.
     """
 
     def __init__(
@@ -86,16 +97,24 @@ class PromptCursor(Generic[Row]):
         shuffle: bool,
         digest: str,
         are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
+        pass_rates: PassRates | None = None,
         where: str = "spec.training.dataset",
+        name: str = "",
     ) -> None:
         """`digest`: a digest of the rows, to detect that the data has changed after a resume. `are_usable`: returns for
-        each row whether to use it; None: all rows are used. `where`: the dataset's field, for messages."""
+        each row whether to use it; None: all rows are used. `pass_rates`: decide in which epochs a row is drawn;
+        None: in each. `where`: the dataset's field, for messages. `name`: the name of one of several datasets, each of
+        which has an order of its own."""
         self._rows = rows
         self._where = where
         self._seed = seed
+        self._order_seed = _seed_of(seed, name) if name else seed
         self._shuffle = shuffle
         self._digest = digest
         self._are_usable = are_usable
+        self.pass_rates = pass_rates
+        self._max_gap = 1 if pass_rates is None else MAX_GAP
+        """Every usable row is drawn at least once in this number of epochs."""
         self.num_skipped = 0
         """Number of rows skipped so far, except those after the row to which `rewind` went back."""
         self._ordinal = 0
@@ -108,9 +127,12 @@ class PromptCursor(Generic[Row]):
         batch: list[DrawnRow[Row]] = []
         num_seen = 0
         while len(batch) < num_rows:
-            if not batch and num_seen > 2 * len(self._rows):
-                # Two epochs from any position contain every row at least once.
-                raise DatasetError(f"{self._where}: no row is usable, all were skipped; see the log for reasons")
+            if not batch and num_seen > (self._max_gap + 1) * len(self._rows):
+                # One more epoch, because the first one may be incomplete.
+                raise DatasetError(
+                    f"{self._where}: all rows were skipped, because their answers cannot be scored; the log names the "
+                    "first ones. Check answerField and the reward's type"
+                )
             num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
             end = self._ordinal + min(num_left_in_epoch, num_rows - len(batch))
             drawn = self._rows_between(self._ordinal, end)
@@ -120,9 +142,10 @@ class PromptCursor(Generic[Row]):
             num_seen += len(drawn)
             self._ordinal = end
         if isinstance(self._rows, StoredRows):
-            # The next batch probably has as many rows. The order of the next epoch is not computed in advance.
+            # The next batches probably have as many rows. The order of the next epoch is not computed in advance.
             num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
-            self._rows.expect(self._positions(self._ordinal, self._ordinal + min(num_rows, num_left_in_epoch)))
+            num_ahead = min(max(self._rows.num_ahead, num_rows), num_left_in_epoch)
+            self._rows.expect(self._positions(self._ordinal, self._ordinal + num_ahead), 2 * num_rows)
         return batch
 
     def rewind(self, ordinal: int) -> None:
@@ -157,6 +180,7 @@ class PromptCursor(Generic[Row]):
             seed=self._seed,
             shuffle=self._shuffle,
             digest=self._digest,
+            pass_rates=None if self.pass_rates is None else self.pass_rates.state(),
         )
 
     def restore(self, state: CursorState) -> None:
@@ -177,13 +201,21 @@ class PromptCursor(Generic[Row]):
                 "%s: the prompts have changed since the checkpoint was saved; training continues with the new ones",
                 self._where,
             )
+        elif self.pass_rates is not None and state.pass_rates is not None:
+            # Pass rates of other prompts would have no meaning.
+            self.pass_rates.restore(state.pass_rates)
         self._ordinal = state.ordinal
 
     def _usable(self, drawn: list[DrawnRow[Row]]) -> list[DrawnRow[Row]]:
+        if self.pass_rates is not None:
+            drawn = [each for each in drawn if self._is_in_epoch(each.ordinal, self.pass_rates)]
         if self._are_usable is None:
             return drawn
         are_usable = self._are_usable([each.row for each in drawn])
         return [each for each, is_usable in zip(drawn, are_usable, strict=True) if is_usable]
+
+    def _is_in_epoch(self, ordinal: int, pass_rates: PassRates) -> bool:
+        return pass_rates.is_drawn(self._position(ordinal), ordinal // len(self._rows))
 
     def _rows_between(self, first: int, end: int) -> list[DrawnRow[Row]]:
         """Returns the rows with the ordinals from `first` up to, but not including, `end`."""
@@ -204,7 +236,11 @@ class PromptCursor(Generic[Row]):
     def _order_of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         if not self._shuffle:
             return np.arange(len(self._rows))
-        return shuffled_order(len(self._rows), self._seed, epoch)
+        return shuffled_order(len(self._rows), self._order_seed, epoch)
+
+
+def _seed_of(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
 def shuffled_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:

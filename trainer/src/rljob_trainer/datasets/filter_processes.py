@@ -1,7 +1,8 @@
 """Runs the filters over the row groups of Parquet files in parallel processes, with bounded memory.
 
-Each process reads the columns of prompt and answer, makes the prompts as for training, and returns the numbers of the
-rows that are kept. The processes end when the process that started them ends, however it ends.
+Each process reads the columns of prompt and answer, and returns the numbers of the rows that are kept. It makes the
+prompts as for training, except those that are certainly short enough (`ShortPrompts`). The processes end when the
+process that started them ends, however it ends.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_trainer.control_groups import num_usable_cores
-from rljob_trainer.datasets.filters import NUM_EXAMPLES, DropCounts, FilterName, HeldOut, hash_of
+from rljob_trainer.datasets.filters import NUM_EXAMPLES, DropCounts, FilterName, HeldOut, comparable, hash_of
 from rljob_trainer.datasets.parquet_files import ParquetFiles, RowGroup
-from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
-from rljob_trainer.datasets.rows import plain_raw_row
+from rljob_trainer.datasets.prompts import PromptMaker
+from rljob_trainer.datasets.rows import named_fields, plain_raw_row
+from rljob_trainer.datasets.short_prompts import ShortPrompts, TextRows
 from rljob_trainer.errors import ResourceError
 
 MAX_PROCESSES = 8
@@ -53,6 +56,8 @@ class FilterPass:
     """Folder with the tokenizer."""
     held_out: HeldOut
     for_environment: bool = False
+    repeated: frozenset[str] = frozenset()
+    """See `PromptMaker`."""
     finds_duplicates: bool = False
     answers_needed_by: str = ""
     """The type of a reward that cannot score rows without an answer; empty: none needs answers."""
@@ -71,8 +76,9 @@ class FilteredRows:
     num_rows: int = 0
     """Rows before the filters."""
     longest: int = 0
-    """Tokens of the longest kept prompt."""
+    """An upper bound of the tokens of the longest kept prompt."""
     largest_token: int = 0
+    """An upper bound of their token ids."""
     counts: DropCounts = field(default_factory=DropCounts)
     num_unanswered: int = 0
     """Kept rows without an answer."""
@@ -82,6 +88,8 @@ class FilteredRows:
     """Kept rows with an answer that MathAnswer cannot score."""
     unusable: list[tuple[str, str]] = field(default_factory=list)
     """Location and reason of the first of them."""
+    sources: dict[str, tuple[object, str]] = field(default_factory=dict)
+    """See `Sources.found`."""
 
 
 def filtered(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows]:
@@ -106,8 +114,9 @@ def filtered(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows
                 found = pending.popleft().result()
             except BrokenProcessPool as error:
                 raise ResourceError(
-                    f"{settings.where}: a process that filters the rows was killed; probably the memory is too small: "
-                    "give the trainer's controller more memory, or write files with smaller row groups"
+                    f"{settings.where}: a filter process was killed, probably because the machine is out of memory "
+                    "(each needs about 400 MiB); give the trainer's controller more memory, or write files with "
+                    "smaller row groups"
                 ) from error
             pending.extend(executor.submit(_filter_groups, task) for task in islice(remaining, 1))
             yield found
@@ -135,65 +144,95 @@ class RowFilter:
 
         self._settings = settings
         self._files = ParquetFiles(settings.paths)
+        tokenizer = Tokenizer(settings.model_folder)
         self._maker = PromptMaker(
             settings.dataset,
-            Tokenizer(settings.model_folder),
+            tokenizer,
             settings.where,
             for_environment=settings.for_environment,
+            repeated=settings.repeated,
         )
-        fields = [self._maker.prompt_field, self._maker.answer_field]
+        self._short_prompts = ShortPrompts(self._maker, tokenizer, settings.model_folder)
+        fields = named_fields(settings.dataset)
         self._columns = None if settings.for_environment else self._files.columns_of(fields) or None
 
     def filtered(self, groups: Sequence[RowGroup]) -> FilteredRows:
         """Filters the rows of these groups. Raises DatasetError, ResourceError."""
         result = FilteredRows(np.empty(0, np.uint32), np.empty(0, np.uint64))
-        kept: list[PromptRow] = []
         numbers: list[int] = []
-        hashes: list[int] = []
+        hashes: list[bytes] = []
         for group in groups:
-            for first, rows in self._files.batches_of(group, self._columns):
-                kept = self._kept(first, rows, result)
-                numbers += [row.index for row in kept]
+            for first, batch in self._files.batches_of(group, self._columns):
+                rows, fits = self._fitting(first, batch, result)
+                texts = list(map(comparable, rows.prompts)) if self._compares else rows.prompts
+                kept = self._without_held_out(first, rows, texts, fits, result)
+                self._check_answers([(first + each, rows.answers[each]) for each in kept], result)
+                numbers += [first + each for each in kept]
                 if self._settings.finds_duplicates:
-                    hashes += [hash_of(row.source_prompt) for row in kept]
-                result.num_rows += len(rows)
+                    hashes += [hash_of(texts[each]) for each in kept]
+                result.num_rows += batch.num_rows
         result.numbers = np.array(numbers, dtype=np.uint32)
-        result.hashes = np.array(hashes, dtype=np.uint64)
+        result.hashes = np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64)
+        result.sources = dict(self._maker.sources.found)
         return result
 
-    def _kept(self, first: int, rows: Sequence[dict[str, object]], result: FilteredRows) -> list[PromptRow]:
-        """Returns the rows that are kept, and counts the others in `result`."""
+    @property
+    def _compares(self) -> bool:
+        return self._settings.finds_duplicates or bool(self._settings.held_out.prompts)
+
+    def _fitting(
+        self, first: int, batch: pyarrow.RecordBatch, result: FilteredRows
+    ) -> tuple[TextRows, npt.NDArray[np.bool_]]:
+        """Returns the rows, and which of them are not too long. Counts the others, and the tokens."""
+        rows = self._short_prompts.of(batch) or TextRows.unknown(batch.num_rows)
+        fits = rows.are_short.copy()
+        others = np.flatnonzero(~rows.are_short)
         raw = [
-            plain_raw_row(row, self._files.location(number), self._settings.dataset)
-            for number, row in enumerate(rows, first)
+            plain_raw_row(columns, self._files.location(first + position), self._settings.dataset)
+            for position, columns in zip(others.tolist(), self._files.python_rows(batch, first, others), strict=True)
         ]
-        kept: list[PromptRow] = []
-        dropped: dict[FilterName, list[str]] = {}
-        for each, row in zip(raw, self._maker.made(raw, range(first, first + len(raw))), strict=True):
-            reason = FilterName.OVERLONG if row is None else self._settings.held_out.reason(row.source_prompt)
-            if row is None or reason is not None:
-                dropped.setdefault(reason or FilterName.OVERLONG, []).append(each.location)
+        made = self._maker.made(raw, [first + position for position in others.tolist()])
+        for position, row in zip(others.tolist(), made, strict=True):
+            if row is not None:
+                fits[position] = True
+                rows.prompts[position], rows.answers[position] = row.source_prompt, row.answer
+                result.longest = max(result.longest, len(row.token_ids))
+                result.largest_token = max(result.largest_token, max(row.token_ids, default=0))
+        result.counts.add(FilterName.OVERLONG, [each.location for each, row in zip(raw, made, strict=True) if not row])
+        result.longest = max(result.longest, rows.longest)
+        result.largest_token = max(result.largest_token, rows.largest_token)
+        return rows, fits
+
+    def _without_held_out(
+        self, first: int, rows: TextRows, texts: Sequence[str], fits: npt.NDArray[np.bool_], result: FilteredRows
+    ) -> list[int]:
+        """Returns the positions of the rows that are kept, and counts the others. `texts`: the prompts in the form of
+        `comparable`."""
+        held_out = self._settings.held_out
+        positions: list[int] = np.flatnonzero(fits).tolist()
+        if not held_out.prompts:
+            return positions
+        kept: list[int] = []
+        for position in positions:
+            reason = held_out.reason(rows.prompts[position], texts[position])
+            if reason is None:
+                kept.append(position)
             else:
-                kept.append(row)
-        for name, locations in dropped.items():
-            result.counts.add(name, locations)
-        result.longest = max(result.longest, max((len(row.token_ids) for row in kept), default=0))
-        tokens = (max(row.token_ids, default=0) for row in kept)
-        result.largest_token = max(result.largest_token, max(tokens, default=0))
-        self._check_answers(kept, result)
+                result.counts.add(reason, [self._files.location(first + position)])
         return kept
 
-    def _check_answers(self, rows: Sequence[PromptRow], result: FilteredRows) -> None:
+    def _check_answers(self, answers: Sequence[tuple[int, object]], result: FilteredRows) -> None:
+        """Counts answers that are missing, or that cannot be scored. `answers`: with the numbers of their rows."""
         why_unusable = self._settings.why_unusable
-        for row in rows:
-            if row.answer is None:
+        for number, answer in answers:
+            if answer is None:
                 result.num_unanswered += 1
                 if len(result.unanswered) < NUM_EXAMPLES:
-                    result.unanswered.append(row.location)
-            elif why_unusable is not None and (reason := why_unusable(row.answer)) is not None:
+                    result.unanswered.append(self._files.location(number))
+            elif why_unusable is not None and (reason := why_unusable(answer)) is not None:
                 result.num_unusable += 1
                 if len(result.unusable) < NUM_EXAMPLES:
-                    result.unusable.append((row.location, reason))
+                    result.unusable.append((self._files.location(number), reason))
 
 
 _FILTERS: list[RowFilter] = []

@@ -116,9 +116,10 @@ class HeldOut:
         ngrams = (ngram for text in texts for ngram in ngrams_of(text, ngram_words)) if ngram_words else ()
         return HeldOut(frozenset(map(comparable, texts)), frozenset(ngrams), ngram_words)
 
-    def reason(self, prompt: str) -> FilterName | None:
-        """Returns the filter that drops a training row with this original prompt; None if it is kept."""
-        if comparable(prompt) in self.prompts:
+    def reason(self, prompt: str, text: str | None = None) -> FilterName | None:
+        """Returns the filter that drops a training row with this original prompt; None if it is kept. `text`: the
+        prompt in the form of `comparable`, if it is known."""
+        if (comparable(prompt) if text is None else text) in self.prompts:
             return FilterName.HELD_OUT
         if self.ngram_words and any(each in self.ngrams for each in ngrams_of(prompt, self.ngram_words)):
             return FilterName.CONTAMINATION
@@ -137,10 +138,10 @@ def ngrams_of(text: str, num_words: int) -> Iterator[str]:
         yield " ".join(words[first : first + num_words])
 
 
-def hash_of(prompt: str) -> int:
-    """Returns the hash by which duplicates are found. Prompts that only differ in white space have the same one."""
-    text = comparable(prompt).encode(errors="surrogatepass")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=HASH_BYTES).digest(), "little")
+def hash_of(text: str) -> bytes:
+    """Returns the hash by which duplicates are found, of HASH_BYTES bytes. `text`: a prompt in the form of
+    `comparable`."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=HASH_BYTES).digest()
 
 
 def are_first(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

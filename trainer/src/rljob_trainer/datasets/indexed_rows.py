@@ -12,16 +12,22 @@ from rljob_trainer.datasets.row_index import RowIndex
 from rljob_trainer.datasets.rows import plain_raw_row
 from rljob_trainer.errors import DatasetError
 
-MAX_KEPT_ROWS = 8192
-"""Rows that are kept in memory after they were read, for rows that are drawn again."""
+MAX_ROWS_AHEAD = 8192
+"""Rows that are read in advance. A single row costs the decoding of its row group; among many rows, several are in the
+same large row group."""
+MAX_BYTES_AHEAD = 128 * 2**20
+"""Limits the rows that are read in advance, if rows are large."""
 
 
 class IndexedRows(StoredRows[PromptRow]):
     """The rows of an index. Rows that will be needed soon are read in a thread (`expect`)."""
 
-    def __init__(self, row_index: RowIndex, maker: PromptMaker) -> None:
+    def __init__(self, row_index: RowIndex, maker: PromptMaker, columns: Sequence[str] | None = None) -> None:
+        """`columns`: the columns that the rows have; None: all."""
         self.row_index = row_index
         self._maker = maker
+        self._columns = columns
+        self.num_ahead = min(MAX_ROWS_AHEAD, 1 + MAX_BYTES_AHEAD // row_index.files.bytes_per_row(columns))
         self._kept: dict[int, PromptRow] = {}
         """The rows that were read last, by their position in the index."""
         self._thread = ThreadPoolExecutor(1, "prompts")
@@ -44,18 +50,18 @@ class IndexedRows(StoredRows[PromptRow]):
     def read(self, positions: Sequence[int]) -> list[PromptRow]:
         """Returns the rows at these positions of the index. Raises DatasetError if a file was changed after it was
         filtered, ResourceError if the disk fails."""
-        if self._expected is not None:
+        if self._expected is not None and (self._expected.done() or any(each not in self._kept for each in positions)):
             expected, self._expected = self._expected, None
             self._kept |= expected.result()
         self._kept |= self._made([each for each in positions if each not in self._kept])
         found = [self._kept[each] for each in positions]
-        while len(self._kept) > max(MAX_KEPT_ROWS, 2 * len(positions)):
+        while len(self._kept) > 2 * max(self.num_ahead, len(positions)):
             del self._kept[next(iter(self._kept))]
         return found
 
-    def expect(self, positions: Sequence[int]) -> None:
-        """Begins to read these rows in a thread."""
-        if self._expected is None:
+    def expect(self, positions: Sequence[int], num_soon: int) -> None:
+        """Begins to read rows in a thread, if some of the first `num_soon` are missing."""
+        if self._expected is None and any(each not in self._kept for each in positions[:num_soon]):
             missing = [each for each in positions if each not in self._kept]
             self._expected = self._thread.submit(self._made, missing)
 
@@ -66,7 +72,7 @@ class IndexedRows(StoredRows[PromptRow]):
         numbers = [int(self.row_index.numbers[each]) for each in positions]
         raw = [
             plain_raw_row(columns, files.location(number), self._maker.dataset)
-            for number, columns in zip(numbers, files.read(numbers, None), strict=True)
+            for number, columns in zip(numbers, files.read(numbers, self._columns), strict=True)
         ]
         rows: dict[int, PromptRow] = {}
         for position, each, row in zip(positions, raw, self._maker.made(raw, numbers), strict=True):

@@ -6,44 +6,34 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rljob_api.v1alpha1.dataset import Dataset
 from rljob_trainer.datasets.filters import DropCounts, FilterName, FilterReport, HeldOut, comparable
 from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
+from rljob_trainer.datasets.row_index import report_of
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
-
-if TYPE_CHECKING:
-    # Importing this module loads transformers.
-    from rljob_trainer.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 ROWS_PER_ENCODING = 1024
 
 
-def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
-    """Loads all rows of the dataset in order, as `PromptMaker` makes them. Prompts that are too long are dropped if the
-    job sets `overlongPrompt: Drop`.
-
-    Relative paths start at `base_folder`; `where` is the field path for messages. Raises DatasetError with file and
-    line of the first unusable row.
-    """
-    return load_rows(PromptMaker(dataset, tokenizer, where), base_folder)[0]
-
-
-def load_rows(maker: PromptMaker, base_folder: Path) -> tuple[list[PromptRow], DropCounts]:
-    """Loads all rows of the maker's dataset in order. Returns the rows, and those that were dropped because they are
-    too long. Raises DatasetError as `load_prompts` does, and if no row is left."""
+def load_rows(maker: PromptMaker, base_folder: Path, max_rows: int | None = None) -> tuple[list[PromptRow], DropCounts]:
+    """Loads the rows of the maker's dataset in order: the first `max_rows` that are not too long, or all. Returns the
+    rows, and those that were dropped because they are too long. Relative paths start at `base_folder`. Raises
+    DatasetError with file and line of the first unusable row, and if no row is left."""
     dataset, where = maker.dataset, maker.where
     prompts: list[PromptRow] = []
     counts, num_rows = DropCounts(), 0
-    for chunk in _chunks(read_rows(dataset, base_folder, where)):
+    # The first chunk is enough, unless some of its rows are dropped.
+    chunk_size = ROWS_PER_ENCODING if max_rows is None else min(max_rows, ROWS_PER_ENCODING)
+    for chunk in _chunks(read_rows(dataset, base_folder, where), chunk_size):
         made = maker.made(chunk, range(num_rows, num_rows + len(chunk)))
         prompts += [row for row in made if row is not None]
         counts.add(FilterName.OVERLONG, [raw.location for raw, row in zip(chunk, made, strict=True) if row is None])
         num_rows += len(chunk)
+        if max_rows is not None and len(prompts) >= max_rows:
+            break
     if not prompts:
         raise DatasetError(
             f"{where}: all {num_rows} prompts have more than {dataset.max_prompt_tokens} tokens; increase "
@@ -59,11 +49,11 @@ def load_rows(maker: PromptMaker, base_folder: Path) -> tuple[list[PromptRow], D
             num_rows,
             dataset.max_prompt_tokens,
         )
-    return prompts, counts
+    return prompts[:max_rows], counts
 
 
-def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
-    while chunk := list(islice(rows, ROWS_PER_ENCODING)):
+def _chunks(rows: Iterator[RawRow], size: int) -> Iterator[list[RawRow]]:
+    while chunk := list(islice(rows, size)):
         yield chunk
 
 
@@ -87,9 +77,4 @@ def without_dropped(
             kept.append(row)
         else:
             counts.add(reason, [row.location])
-    if not kept:
-        raise DatasetError(
-            f"{where}: all {len(rows)} rows are held out for evaluations, so none is left to train on; "
-            "decrease numPrompts in spec.training.evaluations, or name other rows in their datasets"
-        )
-    return kept, FilterReport(dataset=where, num_rows=num_rows, num_kept=len(kept), dropped=counts.dropped())
+    return kept, report_of(where, num_rows, len(kept), counts)

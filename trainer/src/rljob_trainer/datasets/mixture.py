@@ -1,10 +1,12 @@
 """Draws prompts from several datasets in fixed proportions.
 
-The next prompt is from the dataset with the smallest (n + 1/2) / weight, where n is the number of prompts that were
-drawn from it (Webster's method; at equal values the first one in the list). So the order of the datasets is a function
-of the weights and of these numbers only, and every range of consecutive prompts has the right proportions: with m
-datasets, the first k prompts have k x share +- (1/2 + m x share / 2) prompts of each. Each dataset has an order and
-epochs of its own.
+Among m datasets, a dataset that n prompts were drawn from is eligible for prompt number k (from 1) if its share is at
+least n + c prompts of k, with c = 1 / (2m - 2). The next prompt is from the eligible dataset with the smallest
+(n + 1 - c) / weight, at equal values from the first one in the list (Tijdeman, The chairman assignment problem,
+Discrete Mathematics 32, 1980). So the order of the datasets is a function of the weights and of these numbers only. The
+first k prompts have k x share prompts of each dataset, up to 1 - c (no method has a smaller limit that holds for all
+shares). So any range of consecutive prompts has its share of each dataset, up to less than 2 prompts. The calculation
+is exact, because ties are common. Each dataset has an order and epochs of its own.
 
 Prompts that are skipped when they are drawn do not count. If the weights or the names are changed, a resumed run counts
 anew from there on, and each dataset continues at its position.
@@ -13,9 +15,11 @@ anew from there on, and each dataset continues at its position.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Generic
 
 from pydantic import Field
@@ -61,6 +65,11 @@ class MixtureCursor(Generic[Row]):
         self.sources = tuple(sources)
         self._num_drawn = [0] * len(self.sources)
         """Prompts drawn from each dataset since the weights were changed last."""
+        weights = [Fraction(str(source.weight)) for source in self.sources]
+        scale = math.lcm(*(weight.denominator for weight in weights))
+        self._weights = [int(weight * scale) for weight in weights]
+        self._order = bytearray()
+        """The dataset of each prompt since the run was started or resumed."""
         self._ordinal = 0
 
     @property
@@ -83,7 +92,7 @@ class MixtureCursor(Generic[Row]):
 
     def rewind(self, ordinal: int) -> None:
         """Goes back: the stream continues directly after the drawn row with this ordinal. Afterwards the state is as if
-        no later row had been drawn. Goes back at most to the first row after the weights were changed."""
+        no later row had been drawn. Goes back at most to the restored position."""
         assert -1 <= ordinal < self._ordinal, f"row {ordinal} was not drawn, the next row is {self._ordinal}"
         counts = Counter(self._undraw() for _ in range(self._ordinal - ordinal - 1))
         for source, count in counts.items():
@@ -100,8 +109,8 @@ class MixtureCursor(Generic[Row]):
 
     def restore(self, state: MixtureState) -> None:
         """Restores a saved position. A dataset that the checkpoint does not know begins at its start, and the position
-        of a dataset that the job does not name any more is dropped. Raises ConfigurationError if the rows of a dataset
-        have changed."""
+        of a dataset that the job does not name any more is dropped. Raises ConfigurationError if the number of rows,
+        the seed or the shuffle setting of a dataset has changed; other changes of its prompts are logged."""
         saved = {each.name: each for each in state.sources}
         for source in self.sources:
             if source.name in saved:
@@ -114,29 +123,31 @@ class MixtureCursor(Generic[Row]):
             self._num_drawn = [0] * len(self.sources)
             log.warning(
                 "spec.training.datasets: names or weights were %s when the checkpoint was saved, and are %s now; the "
-                "new proportions hold from here on, and each dataset continues at its position",
+                "new weights apply from this step on; each dataset continues at its saved position",
                 *(_text(before), _text(now)),
             )
 
     def _draw(self) -> int:
         """Counts the next prompt, and returns the number of its dataset."""
-        priorities = [
-            ((count + 0.5) / source.weight, number)
-            for number, (source, count) in enumerate(zip(self.sources, self._num_drawn, strict=True))
+        total, num_prompts = sum(self._weights), sum(self._num_drawn) + 1
+        inverse = max(2, 2 * len(self.sources) - 2)  # 1 / c
+        eligible = [
+            ((count + 1) * inverse - 1, weight, number)
+            for number, (weight, count) in enumerate(zip(self._weights, self._num_drawn, strict=True))
+            if (weight * num_prompts - count * total) * inverse >= total
         ]
-        number = min(priorities)[1]
+        priority, weight, number = eligible[0]
+        for other in eligible[1:]:
+            if other[0] * weight < priority * other[1]:
+                priority, weight, number = other
         self._num_drawn[number] += 1
+        self._order.append(number)
         return number
 
     def _undraw(self) -> int:
-        """Reverts the last `_draw`: its value was the largest one so far."""
-        priorities = [
-            ((count - 0.5) / source.weight, number)
-            for number, (source, count) in enumerate(zip(self.sources, self._num_drawn, strict=True))
-            if count
-        ]
-        assert priorities, "nothing was drawn since the weights were changed"
-        number = max(priorities)[1]
+        """Reverts the last `_draw`."""
+        assert self._order, "nothing was drawn since the run was resumed"
+        number = self._order.pop()
         self._num_drawn[number] -= 1
         return number
 

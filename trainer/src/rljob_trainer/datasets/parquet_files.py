@@ -49,13 +49,15 @@ class ParquetFiles:
         self.groups: list[RowGroup] = []
         self.column_names: tuple[str, ...] = ()
         self._first_rows_of_files: list[int] = []
+        self._num_bytes: dict[str, int] = {}
+        """Uncompressed bytes of each column, over all files."""
         num_rows = 0
         for number, path in enumerate(self.paths):
             self._first_rows_of_files.append(num_rows)
             with parquet_errors(path):
                 footer = pyarrow.parquet.read_metadata(path)
                 names = tuple(footer.schema.to_arrow_schema().names)
-                sizes = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+                sizes = [self._counted(footer.row_group(group)) for group in range(footer.num_row_groups)]
             self.column_names = self.column_names or names
             if set(names) != set(self.column_names):
                 raise DatasetError(
@@ -69,10 +71,10 @@ class ParquetFiles:
         self.num_rows = num_rows
         self._first_rows = np.array([group.first_row for group in self.groups], dtype=np.int64)
 
-    def digest(self) -> str:
-        """Returns a digest of name, size, time of the last change and footer of all files. A footer has the schema,
-        and the position, size and statistics of each column of each row group. So the digest changes if a file is
-        replaced, without reading all of it."""
+    def digest(self, *, with_times: bool = True) -> str:
+        """Returns a digest of name, size, time of the last change (`with_times`) and footer of all files. A footer has
+        the schema, and the position, size and statistics of each column of each row group. So the digest changes if a
+        file is replaced, without reading all of it."""
         digest = hashlib.sha256()
         for path in self.paths:
             with parquet_errors(path), path.open("rb") as file:
@@ -80,7 +82,8 @@ class ParquetFiles:
                 file.seek(-FOOTER_END_BYTES, 2)
                 num_bytes = int.from_bytes(file.read(4), "little") + FOOTER_END_BYTES
                 file.seek(-min(num_bytes, status.st_size), 2)
-                digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} ".encode() + file.read())
+                time_ns = status.st_mtime_ns if with_times else 0
+                digest.update(f"{path.name} {status.st_size} {time_ns} ".encode() + file.read())
         return digest.hexdigest()
 
     def location(self, number: int) -> str:
@@ -94,19 +97,47 @@ class ParquetFiles:
         names = (field if field in self.column_names else field.partition(".")[0] for field in fields)
         return [name for name in dict.fromkeys(names) if name in self.column_names]
 
-    def batches_of(
-        self, group: RowGroup, columns: Sequence[str] | None
-    ) -> Iterator[tuple[int, list[dict[str, object]]]]:
+    def bytes_per_row(self, columns: Sequence[str] | None) -> int:
+        """Returns the mean size of a row with these columns (None: all) in the files, uncompressed. At least 1."""
+        names = self._num_bytes if columns is None else columns
+        return 1 + sum(self._num_bytes.get(name, 0) for name in names) // max(1, self.num_rows)
+
+    def _counted(self, group: pyarrow.parquet.RowGroupMetaData) -> int:
+        """Adds the sizes of a group's columns. Returns its number of rows."""
+        for index in range(group.num_columns):
+            column = group.column(index)
+            name = column.path_in_schema.partition(".")[0]
+            self._num_bytes[name] = self._num_bytes.get(name, 0) + column.total_uncompressed_size
+        return int(group.num_rows)
+
+    def batches_of(self, group: RowGroup, columns: Sequence[str] | None) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
         """Yields the rows of a group in parts, each with the number of its first row. `columns`: the columns to read;
         None: all. Raises DatasetError, ResourceError."""
-        number = group.first_row
-        for batch in self._arrow_batches(group, columns):
-            yield number, self._python_rows(batch, number)
-            number += batch.num_rows
+        number, path = group.first_row, self.paths[group.file]
+        with parquet_errors(path):
+            for batch in self._file(group.file).iter_batches(
+                batch_size=ROWS_PER_READ, row_groups=[group.group], columns=columns, use_threads=False
+            ):
+                yield number, batch
+                number += batch.num_rows
+
+    def python_rows(
+        self, batch: pyarrow.RecordBatch, first: int, positions: npt.NDArray[np.int64]
+    ) -> list[dict[str, object]]:
+        """Returns rows of a batch of `batches_of`, whose first row has the number `first`. `positions`: ascending
+        positions in the batch. Raises DatasetError for a value that Python cannot represent."""
+        file = bisect_right(self._first_rows_of_files, first) - 1
+        before = first - self._first_rows_of_files[file]
+        if len(positions) == batch.num_rows:
+            return python_rows(batch, before, self.paths[file])
+        found: list[dict[str, object]] = []
+        for position in positions.tolist():
+            found += python_rows(batch.slice(position, 1), before + position, self.paths[file])
+        return found
 
     def read(self, numbers: Sequence[int], columns: Sequence[str] | None) -> list[dict[str, object]]:
-        """Returns the rows with these numbers, in this order. Each row group that has some of them is decoded once.
-        Raises DatasetError, ResourceError."""
+        """Returns the rows with these numbers, in this order. Each row group that has some of them is decoded once, up
+        to the last of them. Raises DatasetError, ResourceError."""
         found: dict[int, dict[str, object]] = {}
         wanted = np.unique(np.asarray(numbers, dtype=np.int64))
         groups = np.searchsorted(self._first_rows, wanted, side="right") - 1
@@ -122,23 +153,12 @@ class ParquetFiles:
         columns: Sequence[str] | None,
         found: dict[int, dict[str, object]],
     ) -> None:
-        first = group.first_row
-        for batch in self._arrow_batches(group, columns):
+        for first, batch in self.batches_of(group, columns):
             here = wanted[(wanted >= first) & (wanted < first + batch.num_rows)]
-            for number in here.tolist():
-                [found[number]] = self._python_rows(batch.slice(number - first, 1), number)
-            first += batch.num_rows
-
-    def _arrow_batches(self, group: RowGroup, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
-        path = self.paths[group.file]
-        with parquet_errors(path):
-            yield from self._file(group.file).iter_batches(
-                batch_size=ROWS_PER_READ, row_groups=[group.group], columns=columns, use_threads=False
-            )
-
-    def _python_rows(self, batch: pyarrow.RecordBatch, number: int) -> list[dict[str, object]]:
-        file = bisect_right(self._first_rows_of_files, number) - 1
-        return python_rows(batch, number - self._first_rows_of_files[file], self.paths[file])
+            rows = self.python_rows(batch, first, here - first)
+            found |= zip(here.tolist(), rows, strict=True)
+            if wanted[-1] < first + batch.num_rows:
+                return
 
     def _file(self, number: int) -> pyarrow.parquet.ParquetFile:
         """Returns the open file; the files that were used least recently are closed."""

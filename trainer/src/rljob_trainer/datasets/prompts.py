@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, NamedDataset, OverlongPrompt
-from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, why_not_a_prompt
+from rljob_trainer.datasets.chat_prompts import ChatTemplate, ignored_key, tools_of, why_not_a_prompt
+from rljob_trainer.datasets.filters import comparable
+from rljob_trainer.datasets.row_values import Sources, answer_of, value_at
 from rljob_trainer.datasets.rows import RawRow
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
 
 if TYPE_CHECKING:
     # Importing this module loads transformers.
-    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer, ToolSchema
 
 DATASET = "spec.training.dataset"
 """Field path of the dataset block."""
 PLACEHOLDER = "{prompt}"
 SYSTEM = "system"
+SOURCE = "source"
+"""The part of a metric's name that comes before the name of a source."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class PromptRow:
     prompt: str
     """The text that the policy continues; prompt template and chat template are already applied."""
     source_prompt: str
-    """The original text in the data (for chat messages: their contents), for comparing datasets. With an environment:
-    all columns as JSON."""
+    """The original text in the data (for chat messages: their contents), for comparing datasets. With an environment
+    `content`, if the row has no prompt, or if its prompt does not identify the task (`repeated_prompts`)."""
     token_ids: tuple[int, ...]
     """Tokens of `prompt`, including tokens that the model expects at the beginning, such as BOS."""
     answer: object
@@ -49,10 +53,22 @@ class PromptRow:
     """The same without special tokens, for a reward model that reads texts."""
     location: str = field(default="", compare=False)
     """Location of the row for messages: file and line, or dataset and row number."""
-    source: str = ""
+    dataset: str = ""
     """Name of the dataset in `training.datasets`; empty for the only dataset."""
     rewards: tuple[str, ...] = ()
     """The names of the rewards that score responses to this prompt; empty: all."""
+    content: str = ""
+    """With an environment, all columns as JSON, because the environment may use any of them; for reasoning-gym only the
+    prompt, because the other columns have the number of the row. Otherwise empty."""
+    source: str = ""
+    """Name of the row's source, as metrics have it; empty if the dataset has no `sourceField`."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names in metrics of what the row comes from: its dataset, and its source."""
+        if not self.source:
+            return (self.dataset,) if self.dataset else ()
+        return (self.dataset, f"{self.dataset}/{SOURCE}/{self.source}") if self.dataset else (self.source,)
 
     @property
     def text_for_rewards(self) -> str:
@@ -76,21 +92,36 @@ class _RenderedPrompt:
 class PromptMaker:
     """Makes the prompts of one dataset block."""
 
-    def __init__(self, dataset: Dataset, tokenizer: Tokenizer, where: str, *, for_environment: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        tokenizer: Tokenizer,
+        where: str,
+        *,
+        for_environment: bool = False,
+        repeated: frozenset[str] = frozenset(),
+    ) -> None:
         """`where` is the field path for messages. `for_environment`: the rows begin rollouts with an environment. They
         have no tokens, because the environment may add to their prompts or replace them; the limits of the dataset
         apply to the row's own prompt. A row may have no prompt: then it has no messages, and its prompt is empty.
+        `repeated`: prompts that do not identify a task (`repeated_prompts`).
 
         Raises DatasetError."""
         if dataset.prompt_template.count(PLACEHOLDER) != 1:
             raise DatasetError(
                 f"{where}.promptTemplate: must contain {PLACEHOLDER} exactly once (seen: {dataset.prompt_template!r})"
             )
+        if for_environment and dataset.tools_field is not None:
+            raise DatasetError(
+                f"{where}.toolsField: would be ignored, because training.environment defines the tools; remove it"
+            )
         self.dataset, self.where = dataset, where
-        self.source, self.rewards = "", tuple[str, ...]()
+        self.name, self.rewards = "", tuple[str, ...]()
         if isinstance(dataset, NamedDataset):
-            self.source, self.rewards = dataset.name, dataset.rewards
+            self.name, self.rewards = dataset.name, dataset.rewards
+        self.sources = Sources(dataset, where)
         self.for_environment = for_environment
+        self._repeated = repeated
         self.prompt_field, self.answer_field = _fields(dataset)
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, self.prompt_field)
@@ -120,14 +151,15 @@ class PromptMaker:
                 text.prompt,
                 text.source_prompt,
                 token_ids,
-                _answer(raw, self.answer_field, self.dataset, self.where),
+                answer_of(raw, self.answer_field, self.dataset, self.where),
                 raw.columns,
                 text.messages,
                 text.turn_beginning,
                 text.plain_turn_beginning,
                 raw.location,
-                self.source,
+                self.name,
                 self.rewards,
+                self.sources.name_of(raw),
             )
             if _fits(len(token_ids), raw, self.dataset, self.where)
             else None
@@ -153,11 +185,12 @@ class PromptMaker:
                 found.append(None)
                 continue
             prompt = "\n".join(message["content"] for message in chat or ())
-            # Rows with the same prompt can be different tasks, because the environment reads the other columns. In
-            # reasoning-gym equal questions are equal tasks, and the other columns have the number of the row.
-            is_prompt = dataset.type is DatasetType.REASONING_GYM
-            source_prompt = prompt if is_prompt else json.dumps(dict(raw.columns), sort_keys=True, default=str)
-            answer = _answer(raw, self.answer_field, dataset, self.where)
+            source_prompt = "" if chat is None else _source_prompt(value_at(raw, self.prompt_field, self.where))
+            is_gym = dataset.type is DatasetType.REASONING_GYM
+            content = source_prompt if is_gym else json.dumps(dict(raw.columns), sort_keys=True, default=str)
+            if chat is None or comparable(source_prompt) in self._repeated:
+                source_prompt = content
+            answer = answer_of(raw, self.answer_field, dataset, self.where)
             found.append(
                 PromptRow(
                     number,
@@ -168,11 +201,32 @@ class PromptMaker:
                     raw.columns,
                     chat,
                     location=raw.location,
-                    source=self.source,
+                    dataset=self.name,
                     rewards=self.rewards,
+                    content=content,
+                    source=self.sources.name_of(raw),
                 )
             )
         return found
+
+
+def repeated_prompts(evaluations: Iterable[Sequence[PromptRow]]) -> frozenset[str]:
+    """Returns the prompts of evaluations, in the form of `comparable`, that do not identify a task, because several
+    rows have the same one, such as `Play.`: the environment reads other columns.
+
+    These are the prompts of evaluations with at most half as many prompts as rows. Without an environment: none."""
+    found = set[str]()
+    for rows in evaluations:
+        prompts = {comparable(row.source_prompt) for row in rows}
+        if 2 * len(prompts) <= len({row.content for row in rows}):
+            found |= prompts
+    return frozenset(found)
+
+
+def _source_prompt(value: object) -> str:
+    """Returns the text of a prompt in the data."""
+    messages = _messages(value)
+    return str(value) if messages is None else "\n".join(message["content"] for message in messages)
 
 
 def _fields(dataset: Dataset) -> tuple[str, str]:
@@ -191,14 +245,10 @@ def _rendered_prompt(
     where: str,
 ) -> _RenderedPrompt:
     """Applies the prompt template and the chat template to a row. Raises DatasetError."""
-    value = _value_at(raw, prompt_field, f"{where}.promptField")
+    value = value_at(raw, prompt_field, f"{where}.promptField")
     messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
     if messages is None and not dataset.apply_chat_template:
-        if dataset.system_prompt is not None:
-            raise DatasetError(
-                f"{where}.systemPrompt: would be ignored, because the prompt of {raw.location} is a string that is not "
-                "formatted as a chat; set applyChatTemplate: true, or write the text into promptTemplate"
-            )
+        _refuse_chat_settings(dataset, raw, where)
         return _RenderedPrompt(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
     if not tokenizer.has_chat_template:
         raise DatasetError(
@@ -209,14 +259,31 @@ def _rendered_prompt(
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
     messages = _with_system_prompt(messages, raw, dataset, where)
-    prompt = template.render(messages, raw.location)
-    beginning = turn.beginning(messages, prompt)
+    tools: tuple[ToolSchema, ...] = ()
+    if dataset.tools_field is not None:
+        value = value_at(raw, dataset.tools_field, f"{where}.toolsField")
+        tools = tools_of(value, dataset.tools_field, raw.location)
+    prompt = template.render(messages, raw.location, tools)
+    beginning = turn.beginning(messages, prompt, tools)
     return _RenderedPrompt(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
+
+
+def _refuse_chat_settings(dataset: Dataset, raw: RawRow, where: str) -> None:
+    """Raises DatasetError for settings of chats, because the prompt of this row is a string without a chat template."""
+    for name, value, other in (
+        ("systemPrompt", dataset.system_prompt, "write the text into promptTemplate"),
+        ("toolsField", dataset.tools_field, "remove it"),
+    ):
+        if value is not None:
+            raise DatasetError(
+                f"{where}.{name}: would be ignored, because the prompt of {raw.location} is a string that is not "
+                f"formatted as a chat; set applyChatTemplate: true, or {other}"
+            )
 
 
 def _chat_of(raw: RawRow, prompt_field: str, dataset: Dataset, where: str) -> list[ChatMessage]:
     """Returns the row's prompt as chat messages; a string is a message of the user. Raises DatasetError."""
-    value = _value_at(raw, prompt_field, f"{where}.promptField")
+    value = value_at(raw, prompt_field, f"{where}.promptField")
     messages = _checked_messages_or_text(value, raw, prompt_field, dataset, where)
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
@@ -271,40 +338,6 @@ def _checked_unicode(text: _RenderedPrompt, raw: RawRow) -> _RenderedPrompt:
             "remove the row"
         ) from error
     return text
-
-
-def _answer(raw: RawRow, answer_field: str, dataset: Dataset, where: str) -> object:
-    """Returns the expected answer; None if the data has no such column and the job does not set answerField."""
-    if "answer_field" not in dataset.model_fields_set and answer_field not in raw.columns:
-        return None
-    return _value_at(raw, answer_field, f"{where}.answerField")
-
-
-def _value_at(raw: RawRow, path: str, where: str) -> object:
-    """Returns the value of a column, or a value nested in one: `reward_model.ground_truth`, `messages.0.content`. A
-    column whose own name contains the dots has priority.
-
-    Raises DatasetError with `where`, the field path, and the existing names."""
-    if path in raw.columns:
-        return raw.columns[path]
-    value: object = raw.columns
-    names = path.split(".")
-    for depth, name in enumerate(names):
-        parent = ".".join(names[:depth])
-        match value:
-            case Mapping() if name in value:
-                value = value[name]
-            case list() if name.isdecimal() and int(name) < len(value):
-                value = value[int(name)]
-            case Mapping():
-                there = f"the keys of {parent!r}" if parent else "the columns"
-                raise DatasetError(f"{raw.location}: no column {path!r} ({where}); {there} are: {', '.join(value)}")
-            case _:
-                what = f"not a dictionary ({value!r:.80})"
-                if isinstance(value, list):
-                    what = f"a list (number of entries: {len(value)})"
-                raise DatasetError(f"{raw.location}: no column {path!r} ({where}); {parent!r} is {what}")
-    return value
 
 
 def _messages(value: object) -> list[ChatMessage] | None:

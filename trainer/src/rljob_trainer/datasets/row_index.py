@@ -27,11 +27,12 @@ from rljob_api.scalars import Count
 from rljob_trainer.datasets.filter_processes import FilteredRows, FilterPass, filtered
 from rljob_trainer.datasets.filters import DropCounts, FilterName, FilterReport, are_first
 from rljob_trainer.datasets.parquet_files import ParquetFiles, largest_group
+from rljob_trainer.datasets.row_values import Sources
 from rljob_trainer.errors import DatasetError, storage_checked
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Increased when the same settings would keep other rows."""
 ROWS_FILE, INDEX_FILE = "rows.bin", "index.json"
 MAX_ROWS = 2**32 - 1
@@ -48,11 +49,9 @@ class IndexState(WireModel):
     key: str
     report: FilterReport
     longest: Count
-    """Tokens of the longest prompt."""
+    """An upper bound of the tokens of the longest prompt, at most `maxPromptTokens`."""
     largest_token: Count
-    """The highest token id of any prompt."""
-    has_answers: bool
-    """Whether the rows have answers."""
+    """An upper bound of the token ids of all prompts."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +84,27 @@ def opened_or_built(
     key = key_of(files, settings)
     found = _read(files, folder, key)
     if found is not None:
-        log.info("%s: the rows were filtered before (%s)", settings.where, folder)
+        log.info("%s: reuses the filter results of an earlier start in %s", settings.where, folder)
         return found
     return _build(files, settings, folder, key, doing)
 
 
-def key_of(files: ParquetFiles, settings: FilterPass) -> str:
-    """Returns the key of an index; see the module's docstring."""
+def key_of(files: ParquetFiles, settings: FilterPass, *, with_times: bool = True) -> str:
+    """Returns the key of an index; see the module's docstring. `with_times`: whether it changes if a file was only
+    copied or written again. The key for reading an index has the times, because a value can be changed without
+    changing the footer."""
     held_out = settings.held_out
     document = {
         "version": VERSION,
-        "files": files.digest(),
+        "files": files.digest(with_times=with_times),
         "dataset": settings.dataset.model_dump(mode="json", exclude=set(OTHER_FIELDS)),
         "fields": sorted(settings.dataset.model_fields_set - OTHER_FIELDS),
         "tokenizer": _tokenizer_digest(settings.model_folder),
         "heldOut": [sorted(held_out.prompts), held_out.ngram_words],
-        "flags": [settings.for_environment, settings.finds_duplicates, settings.answers_needed_by],
+        "flags": [
+            *(settings.for_environment, settings.finds_duplicates, settings.answers_needed_by),
+            settings.why_unusable is not None,
+        ],
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
@@ -138,14 +142,18 @@ def _build(files: ParquetFiles, settings: FilterPass, folder: Path, key: str, do
         new.mkdir(parents=True)
     total = FilteredRows(np.empty(0, np.uint32), np.empty(0, np.uint64))
     numbers, hashes = list[npt.NDArray[np.uint32]](), list[npt.NDArray[np.uint64]]()
+    sources = Sources(settings.dataset, settings.where)
     for part in filtered(files, settings):
+        sources.add(part.sources)
         _add(total, part, settings)
         numbers.append(part.numbers)
         hashes.append(part.hashes)
         doing(f"filters the rows of {settings.where}; {total.num_rows} of {files.num_rows} done")
     kept = np.concatenate(numbers) if numbers else total.numbers
     if settings.finds_duplicates:
-        is_first = are_first(np.concatenate(hashes))
+        joined = np.concatenate(hashes)
+        hashes.clear()
+        is_first = are_first(joined)
         repeated = kept[~is_first]
         total.counts.add(FilterName.DUPLICATE, [files.location(int(each)) for each in repeated[:5]], len(repeated))
         kept = kept[is_first]
@@ -190,13 +198,7 @@ def _checked_state(total: FilteredRows, num_kept: int, key: str, settings: Filte
             f"{settings.where}.answerField: {total.num_unanswered} of {total.num_rows} rows have no answer, but {why} "
             f"(first: {total.unanswered[0]}); name the column with the answer, or remove these rows"
         )
-    return IndexState(
-        key=key,
-        report=report,
-        longest=total.longest,
-        largest_token=total.largest_token,
-        has_answers=not total.num_unanswered,
-    )
+    return IndexState(key=key, report=report, longest=total.longest, largest_token=total.largest_token)
 
 
 def sum_kept(report: FilterReport) -> int:
@@ -208,6 +210,9 @@ def report_of(where: str, num_rows: int, num_kept: int, counts: DropCounts) -> F
     """Returns the report of a dataset. Raises DatasetError if no row is left."""
     report = FilterReport(dataset=where, num_rows=num_rows, num_kept=num_kept, dropped=counts.dropped())
     if not num_kept:
-        lines = "; ".join(report.lines())
-        raise DatasetError(f"{where}: no row is left to train on ({lines}); change the filters, or use other rows")
+        lines = "; ".join(line.removeprefix(f"{where}: ") for line in report.lines())
+        raise DatasetError(
+            f"{where}: no row is left to train on ({lines}); change spec.training.filters, decrease numPrompts of the "
+            "evaluations, or use other rows"
+        )
     return report

@@ -98,18 +98,24 @@ def _read_parquet(paths: Sequence[Path], dataset: Dataset) -> Iterator[RawRow]:
 
 
 def plain_raw_row(columns: Mapping[str, object], location: str, dataset: Dataset) -> RawRow:
-    """Returns the row without columns that have no plain form (see `plain_row`). Raises DatasetError if the prompt or
-    the answer has none."""
+    """Returns the row without columns that have no plain form (see `plain_row`). Raises DatasetError if a column that
+    the dataset names has none."""
     _refuse_deep(columns, location)
     plain = plain_row(columns)
-    for field in (dataset.prompt_field, dataset.answer_field):
+    for field in named_fields(dataset):
         name = field if field in columns else field.partition(".")[0]
         if name in columns and name not in plain:
             raise DatasetError(
-                f"{location}: column {name!r} contains {_kind(columns[name])}, but prompts and answers must be "
-                "strings, numbers, or lists and dictionaries of these; convert the column, or name another one"
+                f"{location}: column {name!r} contains {_kind(columns[name])}, but prompts, answers and the like "
+                "must be strings, numbers, or lists and dictionaries of these; convert the column, or name another one"
             )
     return RawRow(location, plain)
+
+
+def named_fields(dataset: Dataset) -> list[str]:
+    """Returns the fields of rows that the dataset names: prompt and answer, source and tools."""
+    fields = (dataset.prompt_field, dataset.answer_field, dataset.source_field, dataset.tools_field)
+    return [field for field in fields if field is not None]
 
 
 def _kind(value: object) -> str:

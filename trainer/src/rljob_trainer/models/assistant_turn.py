@@ -34,14 +34,15 @@ class AssistantTurn:
         self._plain: dict[str, str] = {}
         """Cache of beginnings without special tokens; there are few different ones."""
 
-    def beginning(self, messages: Sequence[ChatMessage], prompt: str) -> str:
+    def beginning(self, messages: Sequence[ChatMessage], prompt: str, tools: Sequence[ToolSchema] = ()) -> str:
         """Returns the text of `prompt` after the role's header. `prompt` is the rendered chat with the generation
-        prompt. Empty if this text is only white space, or if the header cannot be found."""
+        prompt. Empty if this text is only white space, or if the header cannot be found. `tools`: those that this
+        prompt was rendered with, if they are others than those of the other prompts."""
         after_message, beginning = self._of_one_message
         # The result for a one-message chat is reused, so that not every prompt must be rendered twice.
         if after_message and prompt.endswith(after_message):
             return beginning
-        return self._beginning(messages, prompt)
+        return self._beginning(messages, prompt, tools or self._tools)
 
     def plain(self, beginning: str) -> str:
         """Returns `beginning` without the tokenizer's special tokens; empty if only white space remains."""
@@ -56,7 +57,7 @@ class AssistantTurn:
     def turn_end_token_id(self) -> int | None:
         """The special token that the template writes directly after the content of a turn; None if it writes none
         there, or cannot render a turn."""
-        rendered = self._render_turn([{"role": "user", "content": "x"}])
+        rendered = self._render_turn([{"role": "user", "content": "x"}], self._tools)
         after = rendered.partition(PROBE)[2]
         token_ids = self._tokenizer.encode(after, add_special_tokens=False) if after else []
         return token_ids[0] if token_ids and token_ids[0] in self._tokenizer.special_token_ids else None
@@ -70,10 +71,10 @@ class AssistantTurn:
             prompt = self._tokenizer.render_chat(messages, self._tools)
         except Exception:  # a template can raise any error
             return "", ""
-        return prompt.rpartition(PROBE.swapcase())[2], self._beginning(messages, prompt)
+        return prompt.rpartition(PROBE.swapcase())[2], self._beginning(messages, prompt, self._tools)
 
-    def _beginning(self, messages: Sequence[ChatMessage], prompt: str) -> str:
-        rendered = self._render_turn(messages)
+    def _beginning(self, messages: Sequence[ChatMessage], prompt: str, tools: Sequence[ToolSchema]) -> str:
+        rendered = self._render_turn(messages, tools)
         content = messages[-1]["content"].strip()
         if content not in rendered:
             return ""
@@ -88,12 +89,12 @@ class AssistantTurn:
                 return beginning if beginning.strip() else ""
         return ""
 
-    def _render_turn(self, messages: Sequence[ChatMessage]) -> str:
+    def _render_turn(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> str:
         """Renders the chat with one more turn of the assistant. If the template rejects this, renders it with a turn of
         the user at the end. Returns an empty string if both fail."""
         turn: ChatMessage = {"role": "assistant", "content": PROBE}
         ends: tuple[list[ChatMessage], ...] = ([], [{"role": "user", "content": "x"}])
         for end in ends:
             with contextlib.suppress(Exception):  # a template can raise any error
-                return self._tokenizer.render_conversation([*messages, turn, *end], self._tools)
+                return self._tokenizer.render_conversation([*messages, turn, *end], tools)
         return ""

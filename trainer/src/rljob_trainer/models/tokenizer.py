@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from rljob_trainer.errors import ChatTemplateError, ConfigurationError, described
 from rljob_trainer.models.model_files import WHERE, read_json_object, reading_model
+from rljob_trainer.models.token_bounds import TokenBound, token_bound
 
 END_TOKEN_FILES = ("generation_config.json", "config.json")
 """Files with the end tokens. Only the first one that exists is used."""
@@ -154,6 +155,12 @@ class Tokenizer:
         if not texts:
             return []
         return self._backend(list(texts), add_special_tokens=add_special_tokens)["input_ids"]
+
+    def token_bound(self) -> TokenBound | None:
+        """Returns an upper bound of the number of tokens of texts; None if none is certain for this tokenizer."""
+        # A tokenizer in Python has no backend.
+        backend: RustTokenizer | None = getattr(self._backend, "backend_tokenizer", None)
+        return None if backend is None else token_bound(backend)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of tokens, by default without special tokens. Spaces are not cleaned up."""

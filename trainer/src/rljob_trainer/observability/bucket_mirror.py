@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 INTERVAL_SECONDS = 30.0
 BYTES_PER_SECOND = 1_000_000
 UPLOADS_AT_ONCE = 4
-_NOT_COPIED = {"checkpoints", "export"}
-"""Folders of a run folder that are not copied: checkpoints and export are written into the bucket directly."""
+_NOT_COPIED = {"checkpoints", "export", "export-best", "initial-models"}
+"""Folders of a run folder that are not copied: checkpoints and exports are written into the bucket directly, and the
+models that a run started from are large."""
 
 
 class BucketMirror:

@@ -63,14 +63,21 @@ SAMPLING_REWARD_PREFIX: Final = "dynamic_sampling/batch_rewards"
 """Rewards of the responses in the batch; `REWARD_PREFIX` is for all generated responses."""
 SOURCE_PREFIX: Final = "data"
 """With `training.datasets`, the metrics of one dataset are `data/<name>/...`: `score/mean`, `score/max` and `score/min`
-of the responses to its prompts, and the next two."""
+of the responses to its prompts, and the next two. With `sourceField`, those of a source are the same except epochs;
+`data/<dataset>/source/<source>/...` with both."""
 SOURCE_PROMPTS: Final = "prompts"
-"""Prompts of the step that are from this dataset."""
+"""Prompts of the step that are from this dataset or source."""
 SOURCE_EPOCHS: Final = "epochs"
 """Epochs of the dataset that were drawn, for example 1.5."""
 ROWS_SKIPPED: Final = "data/rows_skipped"
 """Rows that the step skipped because their answers cannot be scored. Exists only if answers are checked when rows are
 drawn."""
+PASS_RATE_MEAN: Final = "prompt_sampling/pass_rate_mean"
+"""Mean of the known pass rates of the rows, with `promptSampling: {type: PassRate}`."""
+SOURCE_PASS_RATE: Final = "pass_rate_mean"
+"""The same for one of `training.datasets`."""
+PASSED_OVER: Final = "prompt_sampling/rows_skipped"
+"""Rows that the step skipped because of their pass rates."""
 ADVANTAGE_MEAN: Final = "critic/advantages/mean"
 
 POLICY_LOSS: Final = "actor/pg_loss"

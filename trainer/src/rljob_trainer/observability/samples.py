@@ -64,7 +64,8 @@ class Sample:
     evaluation: str = ""
     """The name of the evaluation; empty for a response of training."""
     source: str = ""
-    """Name of the dataset of the prompt, with `training.datasets`; otherwise empty."""
+    """Where the prompt comes from: the name of the dataset with `training.datasets`, the name of the source with
+    `sourceField`, or `<dataset>/<source>`; otherwise empty."""
 
 
 class SampleLog:

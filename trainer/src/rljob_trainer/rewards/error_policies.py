@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from rljob_api.v1alpha1.reward import ErrorPolicy, Reward
+from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
 from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, excerpt
 
@@ -38,10 +38,19 @@ def apply_error_policies(
 
 def policy_for(reward: Reward, status: RewardStatus) -> ErrorPolicy | None:
     """The policy for a failure; None for OK and KILLED. An unreachable service says nothing about the response, so it
-    never gives a score: the policy is Exclude, or Fail if `onTimeout` is Fail."""
+    never gives a score: the policy is Exclude, or Fail if `onTimeout` is Fail.
+
+    A reward with weight 0 is only measured, so Fail does not end the run for it: the response has no score of this
+    reward. An environment is different, because its failure concerns the rollout."""
+    policy = _policy_of(reward, status)
+    is_only_measured = reward.weight == 0 and reward.type is not RewardType.ENVIRONMENT
+    return ErrorPolicy.EXCLUDE if policy is ErrorPolicy.FAIL and is_only_measured else policy
+
+
+def _policy_of(reward: Reward, status: RewardStatus) -> ErrorPolicy | None:
     match status:
         case RewardStatus.ERROR:
-            return reward.on_error
+            return reward.error_policy
         case RewardStatus.TIMEOUT | RewardStatus.DIED:
             return reward.on_timeout
         case RewardStatus.UNREACHABLE:

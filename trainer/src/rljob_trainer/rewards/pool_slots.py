@@ -47,8 +47,8 @@ class QueuedCall:
     has_failed: bool = False
     """True if this call's first attempt exceeded the time limit, or its process died."""
     is_alone: bool = False
-    """True if a process ended while it made this call and others at the same time. The next process makes no other
-    calls beside it, so that it is known which call ends a process."""
+    """True if a process ended while it made this call. The next process makes no other calls beside it, so that it is
+    known which call ends a process."""
     num_unreachable: int = 0
     """Attempts in which a service that the scorer calls could not be reached."""
     ready_at: float = 0.0

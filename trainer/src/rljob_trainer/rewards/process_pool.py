@@ -281,6 +281,7 @@ class ScorerPool:
             retried = self._retried(slot, status)
         self._pending.extendleft(reversed(slot.calls))
         if retried is not None:
+            retried.is_alone = True
             self._pending.appendleft(retried)
         replacement = self._start(slot.number)
         replacement.retried = None if retried is None else self._pending.popleft()

@@ -9,7 +9,9 @@ from rljob_testing.jobs.valid_job import REMOVED, Bad
 _T = "spec.training."
 _D = _T + "datasets"
 _ONE = _T + "dataset"
+_F = _T + "filters"
 _REWARDS = {_T + "rewards": [{"type": "MathAnswer"}, {"name": "style", "type": "Format", "format": {"pattern": "x"}}]}
+_FILE = {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 64}
 _GAME = {"type": "Class", "classes": [{"path": "my_games:GuessNumber"}], "maxContextTokens": 256}
 
 
@@ -31,6 +33,12 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
             _D: [_dataset("a", rewards=["score", "b"])],
         }
     ],
+    "Training.filters": [
+        {_F: {"duplicates": "Drop"}},
+        {_ONE: REMOVED, _D: [_dataset("a")], _F: {"duplicates": "Drop"}},
+        {_ONE: REMOVED, _T + "environment": _GAME, _T + "rewards": REMOVED, _F: {"duplicates": "Keep"}},
+    ],
+    "Training.contamination": [{_F + ".contaminationNgramWords": 13, _T + "evaluations": [{"dataset": _FILE}]}],
     "NamedDataset.promptTemplate": [{_ONE: REMOVED, _D: [_dataset("a", promptTemplate="Question: {prompt}")]}],
 }
 
@@ -62,6 +70,23 @@ BAD: dict[str, list[Bad]] = {
             places=(_D + "[1].rewards",),
         )
     ],
+    "Training.filters": [
+        Bad(
+            _F,
+            {
+                _ONE: REMOVED,
+                _T + "environment": _GAME,
+                _T + "rewards": REMOVED,
+                _F: {"contaminationNgramWords": 13},
+                _T + "evaluations": [{}],
+            },
+        ),
+        Bad(
+            _F,
+            {_ONE: REMOVED, _T + "environment": _GAME, _T + "rewards": REMOVED, _F: {"duplicates": "Drop"}},
+        ),
+    ],
+    "Training.contamination": [Bad(_F + ".contaminationNgramWords", {_F: {"contaminationNgramWords": 13}})],
     "NamedDataset.promptTemplate": [
         Bad(_D + "[0].promptTemplate", {_ONE: REMOVED, _D: [_dataset("a", promptTemplate="Question:")]})
     ],

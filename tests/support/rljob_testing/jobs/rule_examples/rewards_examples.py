@@ -21,6 +21,19 @@ _DISTILLATION: Mapping[str, object] = {
     "spec.roles.ref.model": {"source": "owner/teacher"},
 }
 
+
+def _two_tasks(rewards_of_first: list[str], rewards_of_second: list[str]) -> Mapping[str, object]:
+    """Two datasets of ReasoningGym, with two rewards of this type and one of another type."""
+    return {
+        _T + "dataset": REMOVED,
+        _T + "datasets": [
+            _GYM | {"name": "a", "rewards": rewards_of_first},
+            _GYM | {"name": "b", "rewards": rewards_of_second},
+        ],
+        _R: [{"name": name, "type": "ReasoningGym"} for name in ("first", "second")] + [_OVERLONG],
+    }
+
+
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Reward.codeUsed": [
         {_R: [{"type": "Code"}]},
@@ -32,7 +45,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_R: [_FORMAT | {"timeoutSeconds": 1.0, "numProcesses": 1}]},
     ],
     "Reward.failures": [
-        {_R: [_OVERLONG | {"onTimeout": "Score"}]},
+        {_R: [_OVERLONG | {"onTimeout": "Score", "onError": "Fail"}]},
         {_R: [_FORMAT | {"onError": "Score", "onTimeout": "Fail", "errorScore": -1.0}]},
         {_E: _GAME, _R: [_ENVIRONMENT | {"onError": "Exclude", "onTimeout": "Score", "errorScore": -1.0}]},
     ],
@@ -56,6 +69,8 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.reasoningGymReward": [
         {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}]},
         {_T + "dataset": _GYM, _R: [_OVERLONG, {"type": "ReasoningGym"}]},
+        _two_tasks(["first"], ["second", "length"]),
+        _two_tasks(["first"], ["length"]),
     ],
 }
 
@@ -98,5 +113,7 @@ BAD: dict[str, list[Bad]] = {
         Bad(_R, {_R + "[0].type": "ReasoningGym"}),
         Bad(_R, {_R + "[1]": {"name": "task", "type": "ReasoningGym"}}),
         Bad(_R, {_E: _GAME, _T + "dataset": REMOVED, _R: [{"type": "ReasoningGym"}]}),
+        Bad(_R, _two_tasks([], ["second"])),
+        Bad(_R, _two_tasks(["first"], ["first", "second"])),
     ],
 }

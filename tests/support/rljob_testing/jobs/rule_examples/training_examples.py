@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rljob_testing.jobs.valid_job import Bad
 
 _T = "spec.training."
+_HELD_OUT = {"type": "File", "file": {"path": "held_out.jsonl"}}
 _BUCKET = {
     "bucket": "team-checkpoints",
     "prefix": "rl/run_1",
@@ -32,6 +33,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "model": {"source": "owner/model", "revision": "main"}},
         {_T + "model": {"source": "/models/mine"}},
         {_T + "model": {"source": "package://my_models/small"}},
+        {_T + "model": {"source": "run:///runs/small@step-20"}},
     ],
     "HuggingFaceDataset.revision": [
         {_T + "dataset": {"type": "HuggingFace", "huggingFace": {"path": "owner/data", "revision": "v1"}}}
@@ -50,6 +52,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "optimizer.warmupSteps": 10},
         {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 6},
     ],
+    "Training.evaluationsOnly": [{_T + "steps": 0, _T + "evaluations": [{"dataset": _HELD_OUT}]}, {_T + "steps": 1}],
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
     "Training.profileSteps": [{_T + "profile": {"steps": [1, 10], "ranks": [0, 1], "type": "Nsys"}}],
     "Training.trackers.type": [{_T + "trackers": [{"type": "WandB"}, {"type": "MLflow"}]}],
@@ -145,6 +148,7 @@ BAD: dict[str, list[Bad]] = {
             places=(_T + "profile.steps[1]", _T + "profile.steps[3]"),
         )
     ],
+    "Training.evaluationsOnly": [Bad(_T + "steps", {_T + "steps": 0})],
     "Training.timelineSteps": [
         Bad(_T + "timelineSteps", {_T + "timelineSteps": [2, 11]}, places=(_T + "timelineSteps[1]",))
     ],

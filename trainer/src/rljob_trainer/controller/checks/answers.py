@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import builtins
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import compress
 
@@ -109,7 +109,7 @@ def _why_unusable_tests(answer: object) -> str | None:
 def check_rewards(
     scorers: Sequence[ScorerSettings],
     pools: Sequence[ScorerPool],
-    training: Sequence[PromptRow],
+    training: Mapping[str, Sequence[PromptRow]],
     held_out: Mapping[str, Sequence[PromptRow]],
     doing: Callable[[str], None] = lambda _: None,
     *,
@@ -118,10 +118,11 @@ def check_rewards(
     """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
     None if all rows are already checked, or if no scorer is MathAnswer.
 
-    `held_out`: rows of evaluations that MathAnswer scores, by the field path of their dataset. `pools` has one pool per
-    scorer; all are closed, except the one that checks drawn rows. `doing` is called with the progress. `is_large`:
-    whether the training set is too large to parse all answers; `training` may be empty then. Raises ConfigurationError
-    if a scorer cannot be loaded, DatasetError that names the rows whose answers cannot be scored, ResourceError."""
+    `training`: the rows of each dataset, by its field path. `held_out`: the same for evaluations that MathAnswer
+    scores. `pools` has one pool per scorer; all are closed, except the one that checks drawn rows. `doing` is called
+    with the progress. `is_large`: whether the training set is too large to parse all answers; `training` is ignored
+    then. Raises ConfigurationError if a scorer cannot be loaded, DatasetError that names the rows whose answers cannot
+    be scored, ResourceError."""
     for pool in pools:
         pool.wait_until_ready()
     if any(each.reward.type is RewardType.CODE for each in scorers):
@@ -137,8 +138,9 @@ def check_rewards(
     if scorer is None or used is None:
         return None
     parser = AnswerParser(used, scorer.where)
-    training = [row for row in training if not row.rewards or scorer.reward.name in row.rewards]
-    for dataset, rows in {**held_out, DATASET: () if is_large else training}.items():
+    names = {each.reward.name for each, _ in found}
+    scored = {where: [row for row in rows if _is_scored(row, names)] for where, rows in training.items()}
+    for dataset, rows in {**held_out, **({} if is_large else scored)}.items():
         _refuse_unscorable(parser, rows, dataset, doing)
     if not is_large:
         used.close()
@@ -148,7 +150,7 @@ def check_rewards(
         "scored are skipped",
         MAX_ROWS_PARSED,
     )
-    return DrawnRowFilter(parser, scorer.reward.name)
+    return DrawnRowFilter(parser, names)
 
 
 class AnswerParser:
@@ -208,10 +210,11 @@ class AnswerParser:
 class DrawnRowFilter:
     """Checks rows when they are drawn during training, and skips those whose answer cannot be scored."""
 
-    def __init__(self, parser: AnswerParser, reward: str = "") -> None:
-        """`reward`: the name of the reward. Rows of a dataset that does not name it are always usable."""
+    def __init__(self, parser: AnswerParser, rewards: Collection[str] = ()) -> None:
+        """`rewards`: the names of all MathAnswer rewards. Rows of a dataset that names none of them are always
+        usable."""
         self._parser = parser
-        self._reward = reward
+        self._rewards = rewards
         self._left_out: set[tuple[str, str]] = set()
         """Location and prompt of the skipped rows: rows of two datasets may have the same index."""
 
@@ -219,7 +222,7 @@ class DrawnRowFilter:
         """Returns for each row whether its answer can be scored. The result for a row does not change during this
         attempt; after a retry, an answer that timed out or killed a process may be usable. Logs each skipped row once.
         Raises ResourceError."""
-        scored = [not row.rewards or self._reward in row.rewards for row in rows]
+        scored = [_is_scored(row, self._rewards) for row in rows]
         self._parser.parse(list(compress(rows, scored)), may_blame_answers=True)
         reasons = [
             self._parser.why_unscorable(row) if is_scored else None for row, is_scored in zip(rows, scored, strict=True)
@@ -231,9 +234,10 @@ class DrawnRowFilter:
         ]
         self._left_out |= {_identity(row) for row, reason in zip(rows, reasons, strict=True) if reason is not None}
         if new:
+            where = "spec.training.datasets" if any(row.source for row in rows) else DATASET
             log.warning(
                 "%s: rows skipped because MathAnswer cannot score their answer: %d now, %d so far%s",
-                *(DATASET, len(new), len(self._left_out), "".join(new[:NUM_ROWS_LOGGED])),
+                *(where, len(new), len(self._left_out), "".join(new[:NUM_ROWS_LOGGED])),
             )
         return [reason is None for reason in reasons]
 
@@ -270,6 +274,11 @@ def _message(
         f"{dataset}.answerField: {number} rows have an answer that the reward {reward} cannot score; "
         f"{advice}{''.join(named)}{more}"
     )
+
+
+def _is_scored(row: PromptRow, rewards: Collection[str]) -> bool:
+    """Whether one of these rewards scores responses to the prompt of the row."""
+    return not row.rewards or not set(rewards).isdisjoint(row.rewards)
 
 
 def _reads_answers(scorer: ScorerSettings) -> bool:

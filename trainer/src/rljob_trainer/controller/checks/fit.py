@@ -250,13 +250,15 @@ def check_recomputation(model_folder: Path, every_nth_layer: int) -> None:
 
 
 def needs_reference(spec: RLJobSpec) -> bool:
-    """Whether there is a KL term, or the user's own advantage or loss needs the reference's log-probabilities."""
-    return spec.training.algorithm.kl.coefficient > 0 or REF_LOGPROBS in _needed_columns(spec)
+    """Whether there is a KL term, or the user's own advantage or loss needs the reference's log-probabilities. A job
+    that only evaluates needs no reference."""
+    has_kl = spec.training.algorithm.kl.coefficient > 0
+    return spec.training.steps > 0 and (has_kl or REF_LOGPROBS in _needed_columns(spec))
 
 
 def needs_critic(spec: RLJobSpec) -> bool:
-    """Whether the advantage needs a critic's values."""
-    return VALUES in _needed_columns(spec)
+    """Whether the advantage needs a critic's values. A job that only evaluates needs no critic."""
+    return spec.training.steps > 0 and VALUES in _needed_columns(spec)
 
 
 def samples_all_tokens(rollout: Rollout) -> bool:

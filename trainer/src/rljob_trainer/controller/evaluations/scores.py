@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rljob_api.v1alpha1.dataset import EVALUATION_METRICS, Evaluation, pass_at_ks
+from rljob_trainer.datasets.prompts import SOURCE
 
 ROUNDING = 1e-9
 """A weighted sum of rewards passes if it is below the threshold by no more than this."""
@@ -26,6 +27,8 @@ class ScoredResponse:
     answer: str | None = None
     """The extracted answer; empty if none was found, None if no reward extracts answers."""
     num_tokens: int = 0
+    source: str = ""
+    """Name of the source of its prompt; empty without `sourceField`."""
 
 
 def evaluation_metrics(
@@ -33,21 +36,34 @@ def evaluation_metrics(
 ) -> dict[str, float]:
     """Returns the metrics of an evaluation; see docs/evaluation.md for their meaning. A metric that cannot be computed,
     because no response has a score, is missing."""
-    prefix, k = f"{EVALUATION_METRICS}{spec.name}/", spec.num_samples
-    found: dict[str, float | None] = {"greedy": _mean(each.score for each in greedy)}
-    found[f"mean_at_{k}"] = _mean(each.score for each in sampled)
-    by_prompt = _by_prompt(sampled)
-    found |= {f"pass_at_{n}": mean_pass_at_k(by_prompt, n, spec.pass_threshold) for n in pass_at_ks(k) if k}
-    found[f"maj_at_{k}"] = _mean(majority_score(responses) for responses in by_prompt)
+    prefix = f"{EVALUATION_METRICS}{spec.name}/"
     responses = [*greedy, *sampled]
+    found = _score_metrics(spec, greedy, sampled)
     names = responses[0].rewards if responses else ()
     if len(names) > 1:
         for name in names:
             found[f"reward/{name}/greedy"] = _mean(each.rewards[name] for each in greedy)
-            found[f"reward/{name}/mean_at_{k}"] = _mean(each.rewards[name] for each in sampled)
-    found["excluded_fraction"] = _mean(float(each.score is None) for each in responses)
+            means = (_mean(each.rewards[name] for each in of_prompt) for of_prompt in _by_prompt(sampled))
+            found[f"reward/{name}/mean_at_{spec.num_samples}"] = _mean(means)
     found["response_length_mean"] = _mean(float(each.num_tokens) for each in responses)
+    for source in sorted({each.source for each in responses if each.source}):
+        parts = ([each for each in part if each.source == source] for part in (greedy, sampled))
+        found |= {f"{SOURCE}/{source}/{name}": value for name, value in _score_metrics(spec, *parts).items()}
     return {prefix + name: value for name, value in found.items() if value is not None}
+
+
+def _score_metrics(
+    spec: Evaluation, greedy: Sequence[ScoredResponse], sampled: Sequence[ScoredResponse]
+) -> dict[str, float | None]:
+    """Returns the scores of these responses, and the fraction without a score."""
+    k, by_prompt = spec.num_samples, _by_prompt(sampled)
+    return {
+        "greedy": _mean(each.score for each in greedy),
+        f"mean_at_{k}": _mean(_mean(each.score for each in of_prompt) for of_prompt in by_prompt),
+        **{f"pass_at_{n}": mean_pass_at_k(by_prompt, n, spec.pass_threshold) for n in pass_at_ks(k) if k},
+        f"maj_at_{k}": _mean(majority_score(responses) for responses in by_prompt),
+        "excluded_fraction": _mean(float(each.score is None) for each in (*greedy, *sampled)),
+    }
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
@@ -61,13 +77,15 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
 
 
 def mean_pass_at_k(by_prompt: Iterable[Sequence[ScoredResponse]], k: int, threshold: float) -> float | None:
-    """Returns the mean of `pass_at_k` over the prompts with at least k responses that have a score; None without
-    any."""
+    """Returns the mean of `pass_at_k` over the prompts with a score; None without any.
+
+    A prompt with m < k scores counts with m instead of k, which is a lower bound. So all k have the same prompts. Then
+    pass@k never decreases with k, and pass@1 of scores 0 and 1 is their mean."""
 
     def of_prompt(responses: Sequence[ScoredResponse]) -> float | None:
         scores = [each.score for each in responses if each.score is not None]
         num_passed = sum(score >= threshold - ROUNDING for score in scores)
-        return pass_at_k(len(scores), num_passed, k) if len(scores) >= k else None
+        return pass_at_k(len(scores), num_passed, min(k, len(scores))) if scores else None
 
     return _mean(map(of_prompt, by_prompt))
 

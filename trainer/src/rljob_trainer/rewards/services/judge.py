@@ -40,6 +40,11 @@ PROMPT_TOKENS, COMPLETION_TOKENS = "total_prompt_tokens", "total_completion_toke
 DEFAULT_REQUEST: Mapping[str, object] = {"temperature": 0, "max_tokens": 512}
 TOKENS_PER_ANSWER = 256
 """For the same estimate."""
+CUT_OFF = {
+    "length": "it was truncated at judge.request.max_tokens",
+    "content_filter": "the endpoint's content filter cut it off",
+}
+"""Values of `finish_reason` of an incomplete answer."""
 PROBE = "Answer with the word OK."
 
 
@@ -62,19 +67,16 @@ class Judge:
     async def probe(self) -> None:
         """Sends one short request. Raises ConfigurationError if the endpoint rejects it, ResourceError after any
         other failure."""
+        service = self.service.for_probe()
         try:
-            await self.service.call(self._body(PROBE), _answer_text, Counts(float), max_attempts=NUM_PROBES)
+            await service.call(self._body(PROBE), _answer_text, Counts(float), max_attempts=NUM_PROBES)
         except ServiceError as error:
             text = f"{self._spec.where}: the judge cannot be used: {error}"
             if error.is_rejection:
                 raise ConfigurationError(f"{text}; check url, model and keyVariable") from error
             raise ResourceError(f"{text}; start the server, or check judge.url") from error
         finally:
-            await self.service.close()
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self.service.close()
+            await service.close()
 
     async def scores(self, requests: Sequence[RewardRequest]) -> Sequence[RewardOutcome]:
         """Scores one response."""
@@ -125,11 +127,13 @@ class Judge:
         )
 
     def _score(self, completion: Completion) -> float:
-        """The score in the judge's answer; the last match counts. Raises ValueError if there is none."""
+        """The score in the judge's answer; the last match counts. Raises ValueError if there is none, or if the answer
+        is incomplete: what looks like a score may be a part of the judge's reasoning."""
+        if completion.cut_off:
+            raise ValueError(completion.cut_off)
         matches = list(self._pattern.finditer(completion.text))
         if not matches:
-            truncated = " (the answer was truncated at judge.request.max_tokens)" if completion.is_truncated else ""
-            raise ValueError(f"judge.pattern does not match{truncated}")
+            raise ValueError("judge.pattern does not match")
         found = (matches[-1][1] or "").strip()
         if found.casefold() in self._labels:
             return self._labels[found.casefold()]
@@ -167,7 +171,8 @@ class Completion:
     """The judge's answer."""
 
     text: str
-    is_truncated: bool
+    cut_off: str
+    """Why the text is incomplete; empty if it is complete."""
     usage: Mapping[str, object]
 
 
@@ -205,7 +210,7 @@ def _completion(reply: Mapping[str, object]) -> Completion:
             content, usage = message.get("content"), reply.get("usage")
             if content is None or isinstance(content, str):
                 of_usage = usage if isinstance(usage, dict) else {}
-                return Completion(content or "", choice.get("finish_reason") == "length", of_usage)
+                return Completion(content or "", CUT_OFF.get(str(choice.get("finish_reason")), ""), of_usage)
     raise UnusableReplyError("did not return a chat completion")
 
 

@@ -31,23 +31,20 @@ class RewardServer:
 
     def __init__(self, spec: RemoteSettings) -> None:
         self._spec = spec
-        self._service = Service(spec.url, key_of(spec.key_variable, spec.where), spec.timeout_seconds)
+        self.service = Service(spec.url, key_of(spec.key_variable, spec.where), spec.timeout_seconds)
 
     async def probe(self) -> None:
         """Raises ResourceError if no server replies at the URL."""
+        service = self.service.for_probe()
         try:
-            problem = await self._service.is_reachable()
+            problem = await service.is_reachable()
         finally:
-            await self._service.close()
+            await service.close()
         if problem is not None:
             raise ResourceError(
                 f"{self._spec.where}: the reward server cannot be reached: {problem}; start the server, or check "
                 f"remote.url (seen: {self._spec.url})"
             )
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._service.close()
 
     async def scores(self, requests: Sequence[RewardRequest]) -> Sequence[RewardOutcome]:
         """Scores a batch. If the server fails, all of its responses have this failure."""
@@ -57,7 +54,7 @@ class RewardServer:
             return RewardOutcome(score, status, detail, time.monotonic() - started)
 
         try:
-            reply = await self._service.call(self._body(requests), _unchanged, counts)
+            reply = await self.service.call(self._body(requests), _unchanged, counts)
             values = _values(reply, len(requests))
         except ServiceError as error:
             found = [outcome(None, RewardStatus.UNREACHABLE, f"cannot be used: {error}")] * len(requests)

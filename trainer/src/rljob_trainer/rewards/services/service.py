@@ -6,6 +6,9 @@ ServiceError after all retries; such an error never becomes a score.
 A failed attempt is retried after a pause that doubles each time, with a random part, so that many callers do not return
 at the same moment. `Retry-After` of the statuses 429 and 503 is respected by all calls of the process. The statuses 300
 to 499, except 408 and 429, are not retried, because the service rejects the request itself. All others except 200 are.
+
+After a call has failed in all of its attempts, each of the next calls has one attempt, until one succeeds. Otherwise an
+outage would cost every call all attempts.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import json
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS = 6
 """Attempts of a call. Without Retry-After, the pauses between them add up to at most 31 s."""
 FIRST_PAUSE_SECONDS = 1.0
-MAX_PAUSE_SECONDS = 30.0
+MAX_PROBE_SECONDS = 30.0
+"""Largest time limit of one attempt of a probe."""
 MAX_RETRY_AFTER_SECONDS = 120.0
 """If a service asks for a longer pause, the call is not made again: it would hold up the whole step."""
 WINDOW_SECONDS = 61.0
@@ -118,6 +122,8 @@ class Service:
         self._tokens = None if tokens is None else RateLimit(tokens)
         self._session: aiohttp.ClientSession | None = None
         self._gate = asyncio.Lock()
+        self._is_down = False
+        """Whether a call has failed in all of its attempts, and no attempt has succeeded since."""
         self.held_until = 0.0
         """Time of the event loop until which the service has asked for no requests; 0 if it has not."""
         self._random = random.Random()
@@ -134,7 +140,7 @@ class Service:
         """Posts `body` as JSON, and returns what `read` makes of the JSON object in the reply.
 
         `read` may raise UnusableReplyError. `num_tokens`: an estimate for the limit of tokens. Raises ServiceError."""
-        max_attempts, num_done = max_attempts or MAX_ATTEMPTS, 0
+        max_attempts, num_done = 1 if self._is_down else max_attempts or MAX_ATTEMPTS, 0
         while True:
             reserved = await self._admitted(num_tokens)
             started = asyncio.get_running_loop().time()
@@ -144,16 +150,22 @@ class Service:
             finally:
                 counts[SECONDS] += asyncio.get_running_loop().time() - started
             if not isinstance(found, _Failure):
+                self._is_down = False
                 return found
             num_done += 1
-            pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (num_done - 1)) * self._random.uniform(0.5, 1)
+            pause = FIRST_PAUSE_SECONDS * 2 ** (num_done - 1) * self._random.uniform(0.5, 1)
             self._hold(found.retry_after)
             gives_up = found.is_rejection or found.retry_after > MAX_RETRY_AFTER_SECONDS
             if gives_up or num_done >= max_attempts:
+                self._is_down = self._is_down or not gives_up
                 attempts = f" ({num_done} attempts)" if num_done > 1 else ""
                 raise ServiceError(f"{found.message}{attempts}", is_rejection=found.is_rejection)
             counts[RETRIES] += 1
             await asyncio.sleep(pause)
+
+    def for_probe(self) -> Service:
+        """Returns a service for the test before the run, which must end before the limit for loading a scorer."""
+        return replace(self, timeout_seconds=min(self.timeout_seconds, MAX_PROBE_SECONDS))
 
     async def is_reachable(self) -> str | None:
         """Sends a GET request. Returns why there was no reply; None if there was one, whatever its status."""

@@ -12,16 +12,16 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import product
 
 import pytest
 
 from rljob_testing.buckets.clients import quick_client
 from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request, fault_proxy
-from rljob_testing.buckets.s3_server import BUCKET, S3Server, s3_server
+from rljob_testing.buckets.s3_server import BUCKET, S3Server
 from rljob_testing.training import gloo_ranks, small_checkpoints
 from rljob_trainer.checkpoints.fencing import announce_start
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -39,6 +39,18 @@ REPEATED = (
     Fault.SLOW_ANSWER,
 )
 """Faults after which the client repeats the request, or does not notice."""
+IN_SHORT_TIER = (Fault.SLOW_DOWN, Fault.LOST_ANSWER, Fault.CUT_ANSWER)
+Kill = tuple[int, bool]
+"""Number of a change at which a process is killed, and whether the server has carried it out."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _first_start(server: S3Server) -> None:
+    """The first start, with checkpoints of steps 10 and 20."""
+    base = server.path("base")
+    announce_start(base, 1)
+    small_checkpoints.save_step(base, 10, 1)
+    small_checkpoints.save_step(base, 20, 1)
 
 
 @dataclass(frozen=True)
@@ -113,28 +125,13 @@ def nobody(_: int) -> None:
     """Ignores the id of the process."""
 
 
-def sweep(folder: Path, indexes: tuple[int, ...], _: WorkerContext) -> list[CrashResult]:
-    """Kills the second start at the changes with these numbers, before and after each."""
-    with s3_server(folder) as server, fault_proxy(server.port) as proxy, quick_client():
-        status, _reported = in_fork(lambda _: first_start(server), nobody)
-        assert status == 0
-        return [
-            result
-            for index in indexes
-            for is_after in (False, True)
-            for result in killed_at(server, proxy, index, is_after)
-        ]
+def sweep(server: S3Server, kills: tuple[Kill, ...], _: WorkerContext) -> list[CrashResult]:
+    """Kills the second start at each of `kills`."""
+    with fault_proxy(server.port) as proxy, quick_client():
+        return [killed_at(server, proxy, *kill) for kill in kills]
 
 
-def first_start(server: S3Server) -> None:
-    """The first start, with checkpoints of steps 10 and 20."""
-    base = server.path("base")
-    announce_start(base, 1)
-    small_checkpoints.save_step(base, 10, 1)
-    small_checkpoints.save_step(base, 20, 1)
-
-
-def killed_at(server: S3Server, proxy: FaultProxy, index: int, is_after: bool) -> Iterator[CrashResult]:
+def killed_at(server: S3Server, proxy: FaultProxy, index: int, is_after: bool) -> CrashResult:
     case, killer = fresh_case(server), Killer(index, is_after)
     proxy.reset(killer.choose)
     status, committed = in_fork(
@@ -146,7 +143,7 @@ def killed_at(server: S3Server, proxy: FaultProxy, index: int, is_after: bool) -
     _, [found] = in_fork(lambda report: report(small_checkpoints.third_start(server.path(case))), nobody)
     assert isinstance(found, list)
     left = sorted({key.partition("/")[0] for key in server.keys(case)})
-    yield CrashResult(killer.kind, index, is_after, was_killed, max(steps, default=20), *found, left)
+    return CrashResult(killer.kind, index, is_after, was_killed, max(steps, default=20), *found, left)
 
 
 def fresh_case(server: S3Server) -> str:
@@ -157,8 +154,8 @@ def fresh_case(server: S3Server) -> str:
     return "case"
 
 
-def run_sweep(folder: Path, indexes: tuple[int, ...]) -> list[CrashResult]:
-    [[results]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(sweep, folder, indexes), 1)])
+def run_sweep(server: S3Server, *kills: Kill) -> list[CrashResult]:
+    [[results]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(sweep, server, kills), 1)])
     assert isinstance(results, list)
     for result in results:
         assert result.was_killed, result
@@ -172,30 +169,28 @@ def run_sweep(folder: Path, indexes: tuple[int, ...]) -> list[CrashResult]:
     return results
 
 
-def test_killed_at_the_announcement_at_a_shard_at_a_manifest_and_at_a_removal(tmp_path: Path) -> None:
-    results = run_sweep(tmp_path, (0, 2, 3, 4))
-    assert [result.kind for result in results[::2]] == ["PUT if absent", "PUT", "PUT if absent", "DELETE"]
+def test_killed_at_the_announcement_at_a_shard_at_a_manifest_and_at_a_removal(server: S3Server) -> None:
+    results = run_sweep(server, (0, True), (2, False), (3, False), (3, True), (4, True))
+    kinds = ["PUT if absent", "PUT", "PUT if absent", "PUT if absent", "DELETE"]
+    assert [result.kind for result in results] == kinds
     assert {result.resumed_step for result in results} == {20, 30}
 
 
 @pytest.mark.long
-def test_killed_at_every_change_resumes_from_the_newest_complete_checkpoint(tmp_path: Path) -> None:
-    results = run_sweep(tmp_path, tuple(range(sum(CHANGES.values()))))
+def test_killed_at_every_change_resumes_from_the_newest_complete_checkpoint(server: S3Server) -> None:
+    results = run_sweep(server, *product(range(sum(CHANGES.values())), (False, True)))
     assert Counter(result.kind for result in results if result.is_after) == CHANGES
     assert {result.resumed_step for result in results} == {20, 30, 40}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("objects")) as server, quick_client():
-        first_start(server)
-        yield server
-
-
 @pytest.mark.parametrize(
-    "offset", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
+    ("fault", "offset"),
+    [
+        pytest.param(fault, offset, marks=[] if offset == 0 and fault in IN_SHORT_TIER else pytest.mark.long)
+        for fault in REPEATED
+        for offset in range(3)
+    ],
 )
-@pytest.mark.parametrize("fault", REPEATED)
 def test_a_start_survives_a_fault_at_every_third_request(server: S3Server, fault: Fault, offset: int) -> None:
     case = fresh_case(server)
     with fault_proxy(server.port) as proxy:

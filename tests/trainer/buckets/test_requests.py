@@ -16,8 +16,8 @@ from rljob_bucket.errors import BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
 from rljob_bucket.probe import check_bucket
 from rljob_testing.buckets.clients import quick_client
-from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request, fault_proxy
-from rljob_testing.buckets.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
+from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request
+from rljob_testing.buckets.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from rljob_testing.local_servers import free_port
 
 MIB = 2**20
@@ -32,22 +32,17 @@ def once_at_the_end(faults: Iterator[Fault], request: Request) -> Fault | None:
     return next(faults, None) if request.kind == "POST upload" else None
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("objects")) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(server.port) as proxy, quick_client():
-        yield proxy
-
-
 @pytest.fixture
 def folder(server: S3Server, proxy: FaultProxy, request: pytest.FixtureRequest) -> BucketPath:
     """A new folder, behind the proxy."""
     return server.path(f"{request.node.originalname}-{id(proxy)}", proxy.endpoint)
+
+
+@pytest.fixture
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest parts that a store accepts, and small reads, so that less has to be sent."""
+    monkeypatch.setattr(bucket, "PART_BYTES", 5 * MIB)
+    monkeypatch.setattr(bucket, "READ_BYTES", 2 * MIB)
 
 
 def test_a_usable_bucket_passes_the_check_and_nothing_stays(server: S3Server, folder: BucketPath) -> None:
@@ -125,14 +120,15 @@ def test_a_created_file_whose_answer_is_lost_is_its_own(proxy: FaultProxy, folde
     assert bucket.read(folder / "manifest.json") == b"mine"
 
 
+@pytest.mark.usefixtures("_small_parts")
 def test_large_files_are_uploaded_in_parts_and_read_in_ranges(
     server: S3Server, proxy: FaultProxy, folder: BucketPath
 ) -> None:
     content = os.urandom(3 * bucket.PART_BYTES + 5)
     proxy.choose = lambda request: Fault.LOST_ANSWER if request.number in (2, 4) else None
     with bucket.writer(folder / "large", len(content)) as write:
-        for start in range(0, len(content), 7 * MIB):
-            write(memoryview(content)[start : start + 7 * MIB])
+        for start in range(0, len(content), 3 * MIB):
+            write(memoryview(content)[start : start + 3 * MIB])
     kinds = [request.kind for request in proxy.requests]
     assert kinds.count("PUT part") >= 4
     assert kinds[-1] == "POST upload"
@@ -144,6 +140,7 @@ def test_large_files_are_uploaded_in_parts_and_read_in_ranges(
     assert (server.folder / folder.bucket / folder.key / "large").read_bytes() == content
 
 
+@pytest.mark.usefixtures("_small_parts")
 def test_a_large_file_whose_last_answer_is_lost_is_complete(proxy: FaultProxy, folder: BucketPath) -> None:
     content = bytes(bucket.PART_BYTES + 1)
     for fault in (Fault.LOST_ANSWER, Fault.CUT_ANSWER, Fault.FALSE_ANSWER):
@@ -153,6 +150,7 @@ def test_a_large_file_whose_last_answer_is_lost_is_complete(proxy: FaultProxy, f
         assert bucket.size(folder / fault.name) == len(content)
 
 
+@pytest.mark.usefixtures("_small_parts")
 def test_a_large_file_that_is_not_finished_does_not_appear(server: S3Server, folder: BucketPath) -> None:
     def stopped() -> None:
         with bucket.writer(folder / "large", 3 * bucket.PART_BYTES) as write:

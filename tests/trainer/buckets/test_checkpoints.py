@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ import torch
 from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, S3Storage
 from rljob_bucket.paths import BucketPath
 from rljob_testing.buckets.clients import quick_client
-from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request, fault_proxy
-from rljob_testing.buckets.s3_server import S3Server, s3_server
+from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request
+from rljob_testing.buckets.s3_server import S3Server
 from rljob_testing.training import small_checkpoints
 from rljob_testing.training.small_checkpoints import CHOICES, LocalActor, parts_at, save_step
 from rljob_trainer.checkpoints import load
@@ -25,18 +25,6 @@ from rljob_trainer.checkpoints.save import begin_save, commit, discard_save, sav
 from rljob_trainer.checkpoints.sharding import ShardedTensor
 from rljob_trainer.checkpoints.storage import checkpoint_location
 from rljob_trainer.controller.checkpointing import Checkpointing
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("objects")) as server, quick_client():
-        yield server
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(server.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture

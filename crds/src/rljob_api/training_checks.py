@@ -1,0 +1,104 @@
+"""Checks of a valid job's training beyond the rules of the contract: metrics that no evaluation reports, and warnings
+about settings without effect. The API server does not reject such mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from rljob_api.rule import Violation
+from rljob_api.v1alpha1.dataset import Evaluation
+from rljob_api.v1alpha1.environment_rules import best_metrics, rewards_of
+from rljob_api.v1alpha1.model import Dtype, HeadDtype
+from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.training import Training
+
+METRIC_RULE = "RLJobSpec.reportedMetric"
+
+
+def metric_violations(spec: RLJobSpec) -> tuple[Violation, ...]:
+    """What is wrong if the evaluation of `keepBest` does not report its metric. The API server checks only the name of
+    the evaluation, because a comparison with all metrics would be too expensive for it."""
+    best, known = spec.checkpoint.keep_best, best_metrics(spec.training)
+    if best is None or best.metric in known:
+        return ()
+    near = [name for name in known if name.startswith(best.metric.rpartition("/")[0] + "/")]
+    return (
+        Violation(
+            rule=METRIC_RULE,
+            path=("spec", "checkpoint", "keepBest", "metric"),
+            wrong=f"the evaluation does not report it; it reports {', '.join(near)}",
+            advice="correct the name, or change greedy or numSamples of the evaluation",
+            seen=best.metric,
+        ),
+    )
+
+
+def training_warnings(spec: RLJobSpec) -> Iterator[Violation]:
+    """Warnings about settings of the training without effect. A rank without a worker is no fault: the job may run on
+    fewer nodes, or on a machine with fewer devices."""
+    ranks = () if spec.training.profile is None else spec.training.profile.ranks
+    pool_of_actor = spec.placed_roles()["actor"]
+    num_workers = sum(pool.nodes * pool.gpus_per_node for pool in spec.pools if pool.name == pool_of_actor)
+    for index, rank in enumerate(ranks):
+        if rank >= num_workers:
+            yield Violation(
+                rule="Profile.ranks",
+                path=("spec", "training", "profile", "ranks", index),
+                wrong=f"has no effect: the actor's pool has {num_workers} workers, counted from 0",
+                advice="remove it, or use a smaller number",
+                seen=str(rank),
+            )
+    model = spec.training.model
+    if model.head_dtype is HeadDtype.FLOAT32 and model.dtype is Dtype.FLOAT32:
+        yield Violation(
+            rule="Model.headDtype",
+            path=("spec", "training", "model", "headDtype"),
+            wrong="has no effect with dtype: Float32, in which logits are already in float32",
+            advice="remove it, or set dtype: BFloat16",
+            seen=json.dumps(model.head_dtype),
+        )
+    for index, evaluation in enumerate(spec.training.evaluations):
+        highest = _highest_score(evaluation, spec.training)
+        if evaluation.num_samples and highest is not None and highest < evaluation.pass_threshold - 1e-9:
+            yield Violation(
+                rule="Evaluation.passThreshold",
+                path=("spec", "training", "evaluations", index, "passThreshold"),
+                wrong=f"no response can pass, so pass_at_k is always 0: the largest possible score is {highest:g}",
+                advice="set passThreshold to a score that a good response has, or name fewer rewards in `rewards`",
+                seen=f"{evaluation.pass_threshold:g}",
+            )
+
+
+def _highest_score(evaluation: Evaluation, training: Training) -> float | None:
+    """The largest possible score of a response of an evaluation; None if it is unknown."""
+    rewards = rewards_of(evaluation, training)
+    if not rewards or training.environment is not None:
+        # An environment may add a reward.
+        return None
+    all_count_as_1 = not any(reward.weight for reward in rewards)
+    total = 0.0
+    for reward in rewards:
+        weight = 1.0 if all_count_as_1 else reward.weight
+        if weight == 0:
+            continue
+        limits = _score_limits(reward)
+        if limits is None:
+            return None
+        total += max(weight * limit for limit in limits)
+    return total
+
+
+def _score_limits(reward: Reward) -> tuple[float, float] | None:
+    """The smallest and largest score of a reward; None if they are unknown."""
+    match reward.type:
+        case RewardType.MATH_ANSWER | RewardType.CODE | RewardType.REASONING_GYM | RewardType.FORMAT:
+            return 0.0, 1.0
+        case RewardType.OVERLONG if reward.overlong is not None:
+            return -reward.overlong.penalty_factor, 0.0
+        case RewardType.JUDGE if reward.judge is not None:
+            has_scale = reward.judge.scale is not None or not reward.judge.labels
+            scores = [*(reward.judge.labels or {}).values(), *((0.0, 1.0) if has_scale else ())]
+            return min(scores), max(scores)
+    return None
