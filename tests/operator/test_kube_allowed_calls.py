@@ -77,7 +77,7 @@ def test_a_spec_is_checked_again_only_after_a_change() -> None:
     changed = reader.read(edited(job(), {"spec.training.steps": 9})).observed.spec
     assert changed is not None
     assert changed.training.steps == 9
-    assert reader.read(edited(job(), {"spec.training.steps": 0})).observed.spec is None
+    assert reader.read(edited(job(), {"spec.training.steps": -1})).observed.spec is None
     reader.forget("team", "job")
     assert reader.read(job()).observed.spec is not first
 
@@ -106,7 +106,7 @@ def test_a_job_without_status_that_is_being_deleted_is_read() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("spec.training.steps", 0, "spec.training.steps: must be at least 1 (seen: 0)"),
+        ("spec.training.steps", -1, "spec.training.steps: must be at least 0 (seen: -1)"),
         ("spec.pools[0].gpusPerNode", 5, "(seen:"),
     ],
 )

@@ -34,7 +34,7 @@ def test_the_memory_of_a_spec_is_estimated_once() -> None:
     assert first == Mentions("pool main (L4)", "too small")
     assert reader.read(job(too_large, status={"observedGeneration": 1})).observed.memory_shortage is first
     assert reader.read(job()).observed.memory_shortage == ""
-    assert reader.read(job({**too_large, "spec.training.steps": 0})).observed.memory_shortage == ""
+    assert reader.read(job({**too_large, "spec.training.steps": -1})).observed.memory_shortage == ""
 
 
 def test_equal_jobs_share_an_estimate_and_the_number_of_kept_estimates_is_limited(

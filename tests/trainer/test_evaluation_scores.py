@@ -192,10 +192,11 @@ def test_each_source_has_the_scores_of_its_own_prompts() -> None:
         "aime/pass_at_2": 0.5,
         "aime/maj_at_2": 0.25,
         "aime/excluded_fraction": 0.0,
-        # Of the two sampled responses one has no score, so pass@2 is unknown.
+        # Of the two sampled responses one has no score.
         "gsm8k/greedy": 0.0,
         "gsm8k/mean_at_2": 1.0,
         "gsm8k/pass_at_1": 1.0,
+        "gsm8k/pass_at_2": 1.0,
         "gsm8k/maj_at_2": 1.0,
         "gsm8k/excluded_fraction": pytest.approx(1 / 3),
     }

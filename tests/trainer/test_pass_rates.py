@@ -14,7 +14,7 @@ from rljob_trainer.controller.checkpointing import StateParts
 from rljob_trainer.controller.prompt_sets import Cursor, restore_position, state_parts
 from rljob_trainer.datasets.cursor import CursorState, PromptCursor
 from rljob_trainer.datasets.mixture import MixtureCursor, Source
-from rljob_trainer.datasets.pass_rates import MAX_GAP, PassRates
+from rljob_trainer.datasets.pass_rates import MAX_GAP, MAX_LEVEL, PassRates
 from rljob_trainer.datasets.prompts import PromptRow
 
 NUM_ROWS = 40
@@ -68,7 +68,9 @@ def test_a_row_is_drawn_in_the_right_fraction_of_epochs_with_bounded_gaps(seed: 
     pass_rates = PassRates([0], seed)
     pass_rates.record(0, rate)
     epochs = [epoch for epoch in range(first, first + 1000) if pass_rates.is_drawn(0, epoch)]
-    weight = max(0.1, 4 * rate * (1 - rate))
+    # Pass rates are stored as one byte.
+    stored = round(MAX_LEVEL * rate) / MAX_LEVEL
+    weight = max(0.1, 4 * stored * (1 - stored))
     assert len(epochs) == pytest.approx(1000 * weight, abs=6)
     assert max(later - epoch for epoch, later in pairwise(epochs)) <= min(MAX_GAP, 1 / weight + 1)
 

@@ -15,7 +15,7 @@ import pytest
 
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_testing.models import chat_models, tiny_models
-from rljob_trainer.datasets.loading import load_prompts
+from rljob_testing.training.prompts import load_prompts
 from rljob_trainer.datasets.prompts import PromptMaker, PromptRow
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer

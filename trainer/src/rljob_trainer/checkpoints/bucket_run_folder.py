@@ -15,15 +15,13 @@ from rljob_bucket.probe import check_bucket
 from rljob_trainer.checkpoints.bucket_storage import unavailable_errors
 from rljob_trainer.checkpoints.errors import FencedError
 from rljob_trainer.checkpoints.fencing import newest_start, refuse_if_fenced
-from rljob_trainer.checkpoints.storage import CHECKPOINTS, job_location
+from rljob_trainer.checkpoints.storage import CHECKPOINTS, RUN, job_location
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.observability.bucket_mirror import BucketMirror, download
 from rljob_trainer.settings import Settings
 
 log = logging.getLogger(__name__)
 
-RUN = "run"
-"""Name of the folder with the run's files in the job's folder."""
 _START_FILE = ".start"
 """File in the run folder with the number of the start that used it last."""
 FIELD = "spec.checkpoint.storage.s3"

@@ -22,10 +22,9 @@ from rljob_api.base import WireModel
 from rljob_api.scalars import Count
 from rljob_api.tolerant_reading import CHECKPOINT, read_document
 from rljob_api.v1alpha1.model import Lora
-from rljob_trainer.checkpoints.bucket_run_folder import RUN
 from rljob_trainer.checkpoints.fencing import newest_start, visible_checkpoints
 from rljob_trainer.checkpoints.layout import CheckpointFolder, is_committed
-from rljob_trainer.checkpoints.storage import CHECKPOINTS
+from rljob_trainer.checkpoints.storage import CHECKPOINTS, RUN
 from rljob_trainer.errors import ConfigurationError, described
 from rljob_trainer.source_paths import RUN_SCHEME
 

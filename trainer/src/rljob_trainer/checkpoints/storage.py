@@ -15,6 +15,8 @@ from rljob_trainer.checkpoints.local_storage import LocalFile
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder of checkpoints in the job's folder."""
+RUN = "run"
+"""Name of the folder with the run's files in the job's folder."""
 
 Location = Path | BucketPath
 """Name of a file or folder of checkpoints. It contains no credentials and may be sent to other processes."""

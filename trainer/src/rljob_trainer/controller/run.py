@@ -12,10 +12,10 @@ from rljob_api.job_file import resolved_job_text
 from rljob_api.run_state import BestCheckpoint
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_trainer.attempt_logs import prune_attempts
-from rljob_trainer.checkpoints.bucket_run_folder import RUN, BucketRunFolder
+from rljob_trainer.checkpoints.bucket_run_folder import BucketRunFolder
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.run_source import write_model_config
-from rljob_trainer.checkpoints.storage import Location, checkpoint_location, job_location
+from rljob_trainer.checkpoints.storage import RUN, Location, checkpoint_location, job_location
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.checks.fit import needs_critic

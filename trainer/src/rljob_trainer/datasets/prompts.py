@@ -159,7 +159,7 @@ class PromptMaker:
                 raw.location,
                 self.name,
                 self.rewards,
-                self.sources.name_of(raw),
+                source=self.sources.name_of(raw),
             )
             if _fits(len(token_ids), raw, self.dataset, self.where)
             else None
