@@ -202,6 +202,16 @@ def test_code_that_closes_the_connection_fails(scorer: Scorer, code: str) -> Non
     assert found == Scored(0.0, "passed 0 of 1 tests; test 1: RuntimeError: the code ended its process")
 
 
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [("raise ValueError('no')", "ValueError: no"), ("exit()", "RuntimeError: the code ended its process")],
+)
+def test_a_statement_on_code_that_has_ended_says_why(scorer: Scorer, code: str, failure: str) -> None:
+    # The code ends before the statement's first request.
+    found = scored(scorer, code, ["import time\ntime.sleep(0.3)\nassert add(1, 2) == 3"])
+    assert found == Scored(0.0, f"passed 0 of 1 tests; test 1: {failure}")
+
+
 def test_a_test_that_passes_a_function_to_the_code_is_an_error_and_not_a_score(scorer: Scorer) -> None:
     with pytest.raises(ValueError, match="type function to the code; use plain data"):
         scored(scorer, "def add(a, b): return a(b)", ["assert add(lambda x: x, 2) == 2"])

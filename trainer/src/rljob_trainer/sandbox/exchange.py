@@ -9,6 +9,7 @@ that always returns true does not make an assert statement pass.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import itertools
 import json
 import operator
@@ -98,9 +99,11 @@ class Connection:
             "arguments": [encode(each, _number_of) for each in arguments],
             "keywords": {name: encode(each, _number_of) for name, each in (keywords or {}).items()},
         }
-        self._requests.write(json.dumps(message).encode() + b"\n")
-        self._requests.flush()
-        line = self._replies.readline()
+        line = b""
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.write(json.dumps(message).encode() + b"\n")
+            self._requests.flush()
+            line = self._replies.readline()
         if not line:
             raise RuntimeError("the code ended its process")
         match json.loads(line):

@@ -158,7 +158,9 @@ def _run_statement(statement: str) -> dict[str, str]:
         compiled = compile(tree, "<test>", "exec", dont_inherit=True)
     except Exception as error:
         return {"unusable": f"{type(error).__name__}: {error}"}
-    with os.fdopen(FIRST_CHANNEL, "wb") as requests, os.fdopen(FIRST_CHANNEL + 1, "rb") as replies:
+    # Not closed here: if the code has ended its process, closing fails as writing does.
+    requests = os.fdopen(FIRST_CHANNEL, "wb")
+    with os.fdopen(FIRST_CHANNEL + 1, "rb") as replies:
         names = Names(Connection(requests, replies), _modules_of(tree))
         try:
             exec(compiled, names)
