@@ -164,7 +164,7 @@ def test_it_is_stopped_with_a_checkpoint_after_all_nodes_were_there_for_a_minute
     assert ended.status.counters is not None
     assert (ended.status.counters.failed_attempts, ended.status.counters.infrastructure_retries) == (0, 0)
     grown = replace(inputs.with_status_written(done, ended), ray=inputs.ray(gpus=(2,) * 4))
-    assert inputs.decide(grown, inputs.at(71)).effects == (SubmitRayJob("example-2-1", 2, inputs.START_NUMBER + 71),)
+    assert inputs.decide(grown, inputs.at(71)).effects == (SubmitRayJob("example-2-1", 2, inputs.START_NUMBER + 1),)
 
 
 @pytest.mark.parametrize(("growths", "seconds"), [(0, 60), (1, 120), (2, 240), (6, 3840), (9, 3840)])
@@ -210,7 +210,7 @@ def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -
     later = replace(inputs.with_status_written(failed, decision), ray=inputs.ray(gpus=(2, 2)))
     started = inputs.decide(later, inputs.at(30))
     again = inputs.decide(inputs.with_status_written(later, started), inputs.at(31))
-    assert again.effects == (SubmitRayJob("example-2-1", 2, inputs.START_NUMBER + 31, (("main", 2),)),)
+    assert again.effects == (SubmitRayJob("example-2-1", 2, inputs.START_NUMBER + 1, (("main", 2),)),)
 
 
 def test_a_lost_node_ends_the_attempt_and_its_cluster() -> None:

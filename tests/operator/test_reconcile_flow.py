@@ -63,8 +63,8 @@ def test_without_kuberay_no_object_is_created() -> None:
 def test_a_ready_cluster_gets_the_job_with_a_growing_start_number() -> None:
     seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     first = inputs.decide(seen)
-    # NOW is 1772366400 s after 1970, and this is the first submission.
-    assert first.effects == (SubmitRayJob("example-1-1", attempt=1, start_number=1772366401),)
+    # Created 100 s before NOW, which is 1772366400 s after 1970, and the first submission.
+    assert first.effects == (SubmitRayJob("example-1-1", attempt=1, start_number=1772366301),)
     assert first.status.attempts[0].submissions == 1
     again = inputs.decide(inputs.with_status_written(seen, first), inputs.at(4))
     assert again.effects == first.effects
@@ -78,10 +78,10 @@ def test_a_ready_cluster_gets_the_job_with_a_growing_start_number() -> None:
 
 
 def test_a_job_of_the_year_2038_is_started_too() -> None:
-    """The seconds exceed the range of a start number."""
+    """The seconds of its creation exceed the range of a start number."""
     seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     late = replace(seen, job=replace(seen.job, created=datetime.fromtimestamp(2**31, UTC)))
-    decision = inputs.decide(late, datetime.fromtimestamp(2**31, UTC))
+    decision = inputs.decide(late)
     assert decision.effects == (SubmitRayJob("example-1-1", attempt=1, start_number=2**31 + 1),)
     assert decision.status.attempts[0].start_number == 2**31 + 1
 

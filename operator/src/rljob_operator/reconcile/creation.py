@@ -126,9 +126,10 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitRayJob:
     submission id again, and finds the Ray job if Ray has it. The status also records the start number, which grows with
     each start of a trainer: checkpoints that an older trainer saves later are not used."""
     if draft.attempt.submissions == 0:
-        # The time in seconds is the lower limit. So the number is larger than those of a deleted job with the same
-        # name, and of `rljob run --bucket`, which uses the time, too.
-        number = max(int(draft.now.timestamp()), draft.counters.start_number) + 1
+        # The job's creation time in seconds is the lower limit. So after a job is deleted and created again, its start
+        # numbers are larger than those of the deleted job.
+        created = int(observed.job.created.timestamp())
+        number = max(created, draft.counters.start_number) + 1
         draft.change_counters(start_number=number)
         draft.change_attempt(submissions=1, start_number=number)
         report_submission(draft, observed)

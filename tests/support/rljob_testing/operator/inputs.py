@@ -71,8 +71,7 @@ CREATED = NOW - timedelta(seconds=100)
 CLUSTER_UID = "c1"
 SUBMISSION = "example-1-1"
 NOTHING: Mapping[str, object] = MappingProxyType({})
-START_NUMBER = int(NOW.timestamp()) + 1
-"""The number of a first start that is submitted at NOW."""
+START_NUMBER = int(CREATED.timestamp()) + 1
 
 
 def at(seconds: float) -> datetime:
