@@ -22,12 +22,9 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_kind.cluster import GPU_NODE, make_namespace, make_volume
-from rljob_kind.installation import ensure_own_images, install
-from rljob_kind.kuberay import bring_up
-from rljob_kind.locking import cluster_lock
-from rljob_kind.progress import Progress
-from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder, repository
+from rljob_kind.cluster import GPU_NODE, make_volume
+from rljob_kind.settings import repository
+from rljob_proof.cluster import ready_cluster
 from rljob_testing.buckets.s3_server import ACCESS_KEY, BUCKET, CREDENTIALS, SECRET_KEY
 from rljob_testing.cluster.go_programs import ensure_program
 from rljob_testing.cluster.kubectl import Kubectl, wait_for
@@ -47,15 +44,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--away-seconds", type=int, default=45, help="time without the server (default: 45)")
     options = parser.parse_args()
-    progress = Progress(cluster_folder() / "timings" / "buckets.json")
-    with cluster_lock(progress):
-        bring_up(progress)
-        images = ensure_own_images(progress)
-        install(images, progress)
-        make_namespace(NAMESPACE)
-        kubectl = Kubectl(program_folder() / "kubectl", kubeconfig_file(), NAMESPACE)
+    with ready_cluster("buckets", NAMESPACE) as (kubectl, image, _):
         objects = make_volume(CLAIM, NAMESPACE)
-        endpoint = start_server(kubectl, images.trainer, objects)
+        endpoint = start_server(kubectl, image, objects)
         print(f"the server of the bucket: {endpoint}", flush=True)
         kubectl("apply", "-f", "-", stdin=json.dumps(job_document(endpoint, options.steps)))
         with tempfile.TemporaryDirectory() as folder:

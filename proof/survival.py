@@ -28,14 +28,12 @@ from ruamel.yaml import YAML
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import Attempt, RLJobStatus
 from rljob_kind import faults
-from rljob_kind.cluster import CPU_NODE, GPU_NODE, NUM_GPUS, make_namespace, make_volume, set_gpus
-from rljob_kind.installation import ensure_own_images, install
-from rljob_kind.kuberay import bring_up
+from rljob_kind.cluster import CPU_NODE, GPU_NODE, NUM_GPUS, make_volume, set_gpus
 from rljob_kind.loading import load_image
-from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
-from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder, repository
+from rljob_kind.settings import repository
+from rljob_proof.cluster import ready_cluster
 from rljob_testing.cluster.kubectl import Kubectl, wait_for
 from rljob_testing.training import training_runs
 
@@ -240,15 +238,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="FAULT")
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
-    progress = Progress(cluster_folder() / "timings" / "survival.json")
     rows: list[str] = []
-    with cluster_lock(progress):
-        bring_up(progress)
-        images = ensure_own_images(progress)
-        install(images, progress)
-        make_namespace(NAMESPACE)
-        kubectl = Kubectl(program_folder() / "kubectl", kubeconfig_file(), NAMESPACE)
-        place = Place(kubectl, make_volume(CLAIM, NAMESPACE), images.trainer, progress)
+    with ready_cluster("survival", NAMESPACE) as (kubectl, image, progress):
+        place = Place(kubectl, make_volume(CLAIM, NAMESPACE), image, progress)
         for name in options.only:
             rows.append(row(place, name, CASES[name], options.steps))
             print(rows[-1], flush=True)

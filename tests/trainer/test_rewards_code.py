@@ -8,21 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from rljob_testing.sandbox.code_scorer import SPEC
 from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
-from rljob_trainer.rewards.code import CodeScorer, find_code
+from rljob_trainer.rewards.code import find_code
 from rljob_trainer.rewards.code_comparison import is_expected_output, is_expected_value
 from rljob_trainer.rewards.code_tests import OutputTest, StatementTest, largest, parse_tests
 from rljob_trainer.sandbox.programs import Mode
 from rljob_trainer.sandbox.sandbox import ProgramLimits, Sandbox
 
-SPEC = CodeScorer(
-    "spec.training.rewards[0].type (reward score)",
-    is_fraction=True,
-    max_tests=15,
-    test_seconds=2.0,
-    response_seconds=10.0,
-    memory_bytes=256 << 20,
-)
 SUM = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
 SUM_CODE = "print(sum(map(int, input().split())))"
 ADD = ["assert add(1, 2) == 3", "assert add(3, 4) == 7"]

@@ -3,22 +3,17 @@ result or to find the expected value. The sandbox is real."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from rljob_testing.sandbox.code_scorer import SPEC
 from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
-from rljob_trainer.rewards.code import CodeScorer
 
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    return CodeScorer(
-        "spec.training.rewards[0].type (reward score)",
-        is_fraction=True,
-        max_tests=15,
-        test_seconds=2.0,
-        response_seconds=20.0,
-        memory_bytes=256 << 20,
-    ).load()
+    return replace(SPEC, response_seconds=20.0).load()
 
 
 def scored(scorer: Scorer, code: str, answer: object) -> Scored:

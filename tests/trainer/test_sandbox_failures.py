@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from rljob_testing.sandbox.code_scorer import SPEC
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.rewards.base import RewardRequest, RewardStatus
-from rljob_trainer.rewards.code import TRIAL, CodeScorer
+from rljob_trainer.rewards.code import TRIAL
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.rewards.scorer_environment import scorer_environment
 from rljob_trainer.sandbox.confinement import SECONDS_TO_SIGKILL
@@ -32,14 +33,6 @@ from rljob_trainer.sandbox.sandbox import (
 )
 from rljob_trainer.sandbox.watching import Process
 
-SPEC = CodeScorer(
-    "spec.training.rewards[0].type (reward score)",
-    is_fraction=True,
-    max_tests=15,
-    test_seconds=2.0,
-    response_seconds=10.0,
-    memory_bytes=256 << 20,
-)
 ANSWER = {"inputs": ["1 2"], "outputs": ["3"]}
 CODE = "print(sum(map(int, input().split())))"
 STATEMENT = "assert add(1, 2) == 3"
