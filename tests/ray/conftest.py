@@ -16,6 +16,14 @@ from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.groups.worker_processes import WorkerProcesses
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_authentication() -> Iterator[None]:
+    """Fails if a module has started a local Ray cluster in this process without RAY_AUTH_MODE=disabled. Ray has then
+    turned authentication on, and later modules could not use `cluster`, which has none."""
+    yield
+    assert os.environ.get("RAY_AUTH_MODE") != "token"
+
+
 @pytest.fixture(scope="session")
 def nsys_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a fake nsys, which the nodes of `cluster` find on their PATH."""

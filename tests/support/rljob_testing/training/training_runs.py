@@ -307,7 +307,9 @@ class RunTrainer:
             "RLJOB_DEVICE": "cpu",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(self.folder), str(SUPPORT_FOLDER), *inherited_python_path()]),
-            **({"RAY_ADDRESS": ray_address} if ray_address else {}),
+            # Else a local cluster would turn Ray's authentication on in this process, and later tests could not use
+            # their cluster, which has none.
+            **({"RAY_ADDRESS": ray_address} if ray_address else {"RAY_AUTH_MODE": "disabled"}),
         }
 
 

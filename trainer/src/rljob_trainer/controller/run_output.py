@@ -78,7 +78,8 @@ class RunOutput:
         for of_evaluation in samples:
             self.samples.write(of_evaluation)
             self.trackers.write_samples(step, of_evaluation)
-            title = f"{of_evaluation[0].evaluation}: held-out prompts after step {step}"
+            name = f"{of_evaluation[0].evaluation}: " if len(self.scores) > 1 else ""
+            title = f"{name}held-out prompts after step {step}"
             self.progress.show(sample_table(title, of_evaluation[:NUM_SAMPLES_SHOWN]))
 
     def close(self) -> None:
