@@ -1,8 +1,8 @@
 """Checks whether a value of a dataset can be a mathematical answer, without parsing it.
 
 The check of the data before a run and `MathAnswer` share this rule: strings and finite numbers may be answers, but not
-strings that are empty or stand for a missing value. sympy would parse some of the latter as symbols (`N/A` as N divided
-by A).
+strings that are empty or stand for a missing value. sympy would parse some strings for missing values as symbols (`N/A`
+as N divided by A).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_VALUE_CHARACTERS = 80
 def why_unusable(answer: object) -> str | None:
     """The reason why a value cannot be a mathematical answer, with the value seen; None if it may be one.
 
-    The reason continues the sentence "the answer is". In a solution in GSM8K's form, only the part after the last
+    The reason continues the sentence "the answer is ...". In a solution in GSM8K's form, only the part after the last
     `####` counts. Example: `why_unusable("N/A")` is "the string 'N/A', which stands for a missing value".
     """
     match answer:

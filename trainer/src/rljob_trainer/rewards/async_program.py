@@ -11,7 +11,8 @@ from rljob_trainer.rewards.base import AsyncCalls, RewardRequest, RewardStatus
 from rljob_trainer.rewards.scoring_results import Result, failure_of, requests_of, result_of
 
 ALIVE_SECONDS = 1.0
-"""The longest time between two signs that the event loop runs; at most a quarter of the time limit of a call."""
+"""The longest time between two messages to the parent that show that the event loop runs; at most a quarter of the time
+limit of a call."""
 CANCEL_SECONDS = 1.0
 """How long a call may continue after it was cancelled."""
 

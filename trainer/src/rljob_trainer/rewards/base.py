@@ -46,7 +46,7 @@ def last_turn_of(messages: Sequence[Mapping[str, object]], response: str) -> str
 
 
 class RewardStatus(StrEnum):
-    """How the scoring of one request ended, after the retries of the pool."""
+    """How the scoring of one request ended, after all retries."""
 
     OK = "OK"
     ERROR = "ERROR"
@@ -79,7 +79,7 @@ class RewardOutcome:
     """An excerpt of the answer that the scorer extracted from the response; empty if it found none, None if the scorer
     does not report it."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """What the scorer counted of its work, by the last part of a metric's name, such as `{"requests": 2.0}`."""
+    """What the scorer counted, by the last part of a metric's name, such as `{"total_requests": 2.0}`."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Takes(StrEnum):
     RESPONSE = "Response"
     """One response."""
     BATCH = "Batch"
-    """Any responses, at most `max_responses`."""
+    """Responses to any prompts, at most `max_responses`."""
     GROUP = "Group"
     """All responses to one prompt."""
 
@@ -136,15 +136,16 @@ class CallSettings:
 
     takes: Takes = Takes.RESPONSE
     max_responses: int = 1
-    """Of one call that takes a batch."""
+    """The largest number of responses of one call that takes a batch."""
     max_calls: int = 1
-    """Calls at the same time in one process, of a scorer with AsyncCalls."""
+    """The largest number of calls at the same time in one process, for a scorer with AsyncCalls."""
     retries_unreachable: bool = True
     """Whether the pool retries if a service is unreachable. False for a scorer that retries by itself."""
 
 
 class ScorerSpec(Protocol):
-    """Specifies a scorer: a dataclass of plain values. Each scoring process rebuilds it and loads the scorer once."""
+    """Specifies a scorer: a dataclass of plain values, which is sent to each scoring process. The process loads the
+    scorer once."""
 
     @property
     def where(self) -> str:

@@ -43,7 +43,7 @@ for attempt in (os.fork, lambda: os.kill(os.getppid(), 9), lambda: os.execv("/bi
     raise SystemExit({TRIAL_FAILURE!r})
 print("confined")
 """
-"""A program that must not be able to do what it attempts."""
+"""A program that attempts forbidden system calls. It prints `confined` if all of them fail."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class CodeScorer:
 
 
 def pool_seconds(response_seconds: float) -> float:
-    """The time limit of the pool for one response. It ends only a scoring process that hangs: it is the sandbox that
-    ends slow code. Unlike the sandbox's limit, it also counts the time in which the code waits for a core."""
+    """The time limit of the pool for one response. It ends only a scoring process that hangs; the sandbox ends slow
+    code. Unlike the sandbox's limit, it also counts the time in which the code waits for a core."""
     return POOL_FACTOR * response_seconds + POOL_SECONDS
 
 
@@ -175,7 +175,8 @@ def _tests_of(request: RewardRequest) -> list[CodeTest]:
 
 
 def _statement_failure(failure: str, result: bytes) -> str:
-    """The failure of an assert statement by what its own process wrote."""
+    """Why a statement failed, according to the result that its process wrote; empty if it passed. Raises ValueError if
+    the test cannot be used."""
     match json.loads(result) if result and not failure else None:
         case {"passed": _}:
             return ""

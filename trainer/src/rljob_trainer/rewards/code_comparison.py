@@ -1,4 +1,4 @@
-"""Compares what the code of a response gives with what a test expects. It runs outside of the sandbox."""
+"""Compares the output or the returned value of a response's code with the expected one, outside of the sandbox."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MAX_NUMBER_CHARACTERS = 400
 
 
 def is_expected_output(output: str, expected: str) -> bool:
-    """Whether the lines are equal without white space at their ends and without empty lines at the end. In lines that
-    differ, words are compared; numbers that are not both integers may differ by 1e-6 of their value."""
+    """Whether the lines are equal, apart from white space at their ends and empty lines at the end. Lines that differ
+    are compared word by word: two numbers, unless both are integers, may differ by 1e-6 of their value."""
     given, wanted = _lines(output), _lines(expected)
     return given == wanted or (len(given) == len(wanted) and all(map(_same_words, given, wanted)))
 

@@ -1,14 +1,14 @@
 """The tests of a dataset row, in the forms of public datasets.
 
-The answer is an object, or JSON text of one:
+The answer has one of these forms, as values or as JSON text:
 
 - `{"inputs": [...], "outputs": [...]}`: standard input and the expected standard output of each test (APPS, TACO,
   PRIME). A list of strings is the lines of one input. With `fn_name`, each input is the list of a function's arguments
   (or text with one JSON value per line), and each output the expected value.
 - `[{"input": ..., "output": ...}, ...]`: the same, one object per test (DeepCoder, LiveCodeBench). If `testtype` is
   `functional`, `metadata.func_name` (or the object's `fn_name`) is the function.
-- `["assert f(1) == 2", ...]`: statements, one per test (MBPP).
-- Text that is not JSON is one test of this kind.
+- `["assert f(1) == 2", ...]`: one test per string, of one or more statements (MBPP). Text that is not JSON is one test
+  of this kind.
 - `{"test": "def check(candidate): ...", "entry_point": "f"}`: `check` is called with the function (HumanEval).
 """
 
@@ -69,7 +69,7 @@ CodeTest = OutputTest | CallTest | StatementTest
 
 
 def parse_tests(answer: object) -> list[CodeTest]:
-    """The tests of an answer. Raises ValueError with a reason that continues the sentence "the answer is"."""
+    """The tests of an answer. Raises ValueError with a reason that continues the sentence "the answer is ..."."""
     tests: list[CodeTest]
     match _loaded(answer):
         case {"inputs": list() as inputs, "outputs": list() as outputs, **others}:

@@ -16,8 +16,8 @@ MAX_EXCERPT_CHARACTERS = 400
 def apply_error_policies(
     reward: Reward, where: str, scorer_name: str, requests: Sequence[RewardRequest], outcomes: Sequence[RewardOutcome]
 ) -> tuple[float, ...]:
-    """Applies `onError` and `onTimeout`: one score per request, in order. A failed one has `errorScore` with the policy
-    Score, and NaN with the policy Exclude. `where` is the reward's field in the job, such as
+    """Applies `onError` and `onTimeout`. Returns one score per request, in order. A failed request gets `errorScore`
+    with the policy Score, and NaN with the policy Exclude. `where` is the reward's field in the job, such as
     `spec.training.rewards[0]`.
 
     Raises ResourceError if scoring processes were killed, whatever the policy is, because a lack of memory must not
@@ -70,8 +70,8 @@ def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, se
     or_score = "" if outcome.status is RewardStatus.UNREACHABLE else ", or Score to give them errorScore"
     return (
         f"{outcome.detail}\n{_request_text(request)}"
-        f"{seen} responses of this worker failed in this way; fix the reward, or set {where}.{field}: Exclude to leave "
-        f"such responses out of the update{or_score}"
+        f"{seen} responses of this worker failed in this way; fix the reward, or set {where}.{field}: Exclude to "
+        f"exclude such responses from the update{or_score}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Maps an entry of the job's rewards to its scorer, and says how the scorer is called.
+"""Maps an entry of the job's rewards to its scorer, and to the settings of its calls.
 
-Limits of a job, such as calls at the same time, are distributed over the scoring processes of the reward: each gets the
-same share, rounded down.
+Limits of a reward, such as the number of calls at the same time, are divided equally among its scoring processes, and
+rounded down.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rljob_trainer.rewards.services.scorers import JudgeScorer, RemoteScorer
 from rljob_trainer.source_paths import local_path
 
 MAX_CALLS = 64
-"""Calls of an `async def` function at the same time, if the job does not say how many."""
+"""Calls of an `async def` function at the same time, if the job does not set maxConcurrency."""
 REMOTE_CALLS = 4
-"""Requests to a reward server at the same time, of one process."""
+"""Requests of one process to a reward server at the same time."""
 NO_NETRC = {"NETRC": os.devnull}
 """aiohttp would send passwords of a .netrc file beside the key."""
 
@@ -89,8 +89,8 @@ def scorer_spec(
 
 
 def call_settings(reward: Reward, where: str, num_processes: int) -> CallSettings:
-    """How the processes of this reward call its scorer. `num_processes`: all of them. Raises ConfigurationError if
-    there are more processes than calls at the same time."""
+    """How the processes of this reward call its scorer. `num_processes`: all processes of the reward. Raises
+    ConfigurationError if there are more processes than `maxConcurrency`."""
     if (function := reward.function) is not None:
         calls = _share(function.max_concurrency or max(MAX_CALLS, num_processes), f"{where}.function", num_processes)
         return CallSettings(Takes(str(function.takes)), function.batch_size, calls)
@@ -112,7 +112,7 @@ def service_variables(reward: Reward, environment: Mapping[str, str]) -> dict[st
 
 
 def service_of(reward: Reward) -> JudgeReward | RemoteReward | None:
-    """The service that the reward calls, if the trainer calls it."""
+    """The settings of the HTTP service of a judge or a reward server; None for other rewards."""
     return reward.judge or reward.remote
 
 
@@ -169,8 +169,9 @@ def _rubric(rubric: str, where: str, job_folder: Path) -> str:
 def _share(limit: int, where: str, num_processes: int, name: str = "maxConcurrency") -> int:
     if limit < num_processes:
         raise ConfigurationError(
-            f"{where}.{name}: is distributed over the {num_processes} scoring processes of this reward, at least one "
-            f"per worker (seen: {limit}); increase it, or reduce numProcesses if there are fewer workers"
+            f"{where}.{name}: must be at least {num_processes}, because it is divided among the {num_processes} "
+            f"scoring processes of this reward (seen: {limit}); increase it, or reduce numProcesses (each worker has "
+            "at least one process)"
         )
     return limit // num_processes
 

@@ -47,8 +47,8 @@ class QueuedCall:
     has_failed: bool = False
     """True if this call's first attempt exceeded the time limit, or its process died."""
     is_alone: bool = False
-    """True if a process ended while it made this call. The next process makes no other calls beside it, so that it is
-    known which call ends a process."""
+    """True if a process ended while it made this call. The next process makes no other calls at the same time, so that
+    the call that ends a process can be identified."""
     num_unreachable: int = 0
     """Attempts in which a service that the scorer calls could not be reached."""
     ready_at: float = 0.0
@@ -79,8 +79,8 @@ class Slot:
     number: int
     """Part of the name of the log file; a process that replaces another one gets the same number."""
     time_limit: TimeLimit
-    """Of loading the scorer, then of the first of `calls`. For a process that makes several calls at the same time:
-    the time in which it must show that its event loop runs."""
+    """The limit for loading the scorer, then for the first of `calls`. For a process that makes several calls at the
+    same time: the time within which it must show that its event loop runs."""
     is_ready: bool = False
     is_async: bool = False
     """Whether the process makes several calls at the same time."""

@@ -5,7 +5,8 @@ One thread owns the processes. It sends calls in chunks that get smaller towards
 arrive, and kills the process group of a scorer that exceeds the limit. The process that replaces it makes the same
 call again, alone, because the machine or an earlier call may have caused the failure. If that fails, too, only the
 responses of this call have no score. The rest of the chunk goes to other processes. A crash (exit, signal) is handled
-in the same way. A SIGKILL is probably due to a lack of memory and not to the response, so it has an attempt of its own.
+in the same way. A SIGKILL is probably caused by a lack of memory and not by the response, so the first SIGKILL of a
+call is retried in addition to its first timeout or crash.
 
 A process with an asynchronous scorer makes many calls at the same time, and cancels those that exceed the limit. If its
 event loop does not run for that long, or if the process ends, its calls are made again one after the other.
@@ -51,9 +52,11 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
-"""The interval of checks for dead processes: if a forked child keeps the connection open, reading does not notice."""
+"""The interval of checks for dead processes. Reading from the connection does not show that a process has died if a
+child that it forked keeps the connection open."""
 UNREACHABLE_PAUSES = (1.0, 2.0, 4.0)
-"""Seconds before the further attempts if a service is unreachable. Longer ones would hold up the whole step."""
+"""Pauses in seconds before the second, third and fourth attempt if a service is unreachable. Longer pauses would delay
+the whole step."""
 
 
 ONE_BY_ONE = CallSettings()
@@ -126,12 +129,13 @@ class ScorerPool:
     def submit(
         self, requests: Sequence[RewardRequest], groups: Sequence[int] | None = None
     ) -> Future[list[RewardOutcome]]:
-        """Starts scoring without waiting; the future's result is one outcome per request, in order. To cancel it drops
-        the responses that no process has got. `groups`: the group of each response, for a scorer that takes groups.
+        """Starts scoring without waiting; the future's result is one outcome per request, in order. Cancelling the
+        future drops the responses that were not yet sent to a process. `groups`: the group of each response, for a
+        scorer that takes groups.
 
         The future raises a TrainerError if the pool fails or is closed before all responses are scored. A response that
-        cannot be scored is an outcome, not an error. Raises RewardError for a row that cannot be sent to a process, and
-        the pool's error if the pool has failed already.
+        cannot be scored has an outcome without a score; this is not an error. Raises RewardError for a row that cannot
+        be sent to a process, and the pool's error if the pool has failed already.
         """
         batch = Batch(Future(), [None] * len(requests), len(requests))
         responses = [QueuedResponse(batch, index, request_frame(request)) for index, request in enumerate(requests)]
@@ -269,7 +273,7 @@ class ScorerPool:
         slot.child.kill()
         self._slots.remove(slot)
         if slot.retried is not None:
-            # It was not sent yet. In `_pending`, `_fail` finds it.
+            # It was not sent yet. `_fail` looks for unfinished calls in `_pending`.
             self._pending.appendleft(slot.retried)
         if not slot.is_ready:
             raise self._not_loaded(slot, status)

@@ -22,7 +22,7 @@ def scorer_environment(
     Only `INHERITED_VARIABLES` and `job_variables` (the names in the job's `spec.env`) are passed on, so that secrets of
     the cluster and the trainer (Ray token, logger and hub credentials) do not reach code that handles a model's output.
     A key that a reward needs must be in `spec.env`. `import_folders` are prepended to PYTHONPATH. Numerical libraries
-    get one thread, because there are many processes.
+    use one thread, because there are many processes.
     """
     kept = {name: environment[name] for name in (*INHERITED_VARIABLES, *job_variables) if name in environment}
     python_path = [*map(str, import_folders), *filter(None, [kept.get("PYTHONPATH")])]

@@ -1,4 +1,4 @@
-"""Decides whether an exception of a scorer means that a service which it calls cannot be reached.
+"""Decides whether an exception of a scorer means that a service that the scorer calls is unreachable.
 
 Such an error says nothing about the response, so the pool retries later. An error of the scorer's own code must not
 be hidden, so only exceptions of known kinds count. Libraries are recognized by the names of their exception classes,
@@ -60,7 +60,7 @@ def _is_one(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(is_unreachable(each) for each in error.exceptions)
     if isinstance(error, _BUILTIN):
-        # A pipe is a connection to a program on this machine, which the response may have ended.
+        # A broken pipe is a connection to a program on this machine, and the response may have ended this program.
         return not isinstance(error, BrokenPipeError)
     for kind in type(error).__mro__:
         name = kind.__module__.partition(".")[0], kind.__name__

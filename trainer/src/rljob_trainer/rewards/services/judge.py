@@ -1,7 +1,8 @@
 """A judge: a language model behind an OpenAI-compatible endpoint scores a response by a rubric.
 
-The rubric is filled with texts that the policy wrote, so they are delimited (see `filled_rubric`). The judge's answer
-is parsed with a regular expression. An answer that cannot be parsed is an error of this response and never a score.
+The rubric contains texts that the policy wrote, so these texts are enclosed in delimiters (see `filled_rubric`). The
+judge's answer is parsed with a regular expression. An answer that cannot be parsed is an error of this response and
+never a score.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NUM_ANSWERS = 2
 NUM_PROBES = 3
 MAX_CACHED = 10_000
 CHARACTERS_PER_TOKEN = 3
-"""For an estimate of the tokens of a request, which is corrected by what the endpoint reports."""
+"""For an estimate of the tokens of a request. It is replaced by the number that the endpoint reports."""
 CACHE_HITS, UNREADABLE, COST = "total_cache_hits", "total_unreadable", "total_cost"
 PROMPT_TOKENS, COMPLETION_TOKENS = "total_prompt_tokens", "total_completion_tokens"
 DEFAULT_REQUEST: Mapping[str, object] = {"temperature": 0, "max_tokens": 512}
@@ -49,7 +50,7 @@ PROBE = "Answer with the word OK."
 
 
 class Judge:
-    """Asks the endpoint. With temperature 0, equal requests of this process are sent once."""
+    """Sends requests to the endpoint. With temperature 0, this process sends equal requests only once."""
 
     def __init__(self, spec: JudgeSettings) -> None:
         self._spec = spec
@@ -128,7 +129,7 @@ class Judge:
 
     def _score(self, completion: Completion) -> float:
         """The score in the judge's answer; the last match counts. Raises ValueError if there is none, or if the answer
-        is incomplete: what looks like a score may be a part of the judge's reasoning."""
+        is incomplete, because a match may then be a part of the judge's reasoning."""
         if completion.cut_off:
             raise ValueError(completion.cut_off)
         matches = list(self._pattern.finditer(completion.text))

@@ -1,5 +1,5 @@
-"""Scorers that call a service. Only the scoring processes of these rewards import the code that calls it, because event
-loops and HTTP need time and memory."""
+"""Scorers that call a service. Only the scoring processes of these rewards import the code that calls it, because
+asyncio and aiohttp take time and memory to load."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rljob_trainer.rewards.services.settings import JudgeSettings, RemoteSetting
 
 
 class JudgeScorer(JudgeSettings):
-    """Scores responses by a judge."""
+    """Scores responses with a judge."""
 
     def load(self) -> AsyncCalls:
-        """Raises ConfigurationError if the variable of the key is not set."""
+        """Raises ConfigurationError if the environment variable of the key is not set."""
         from rljob_trainer.rewards.services.judge import Judge
 
         judge = Judge(self)
@@ -19,10 +19,10 @@ class JudgeScorer(JudgeSettings):
 
 
 class RemoteScorer(RemoteSettings):
-    """Scores responses by a reward server."""
+    """Scores responses with a reward server."""
 
     def load(self) -> AsyncCalls:
-        """Raises ConfigurationError if the variable of the key is not set."""
+        """Raises ConfigurationError if the environment variable of the key is not set."""
         from rljob_trainer.rewards.services.reward_server import RewardServer
 
         server = RewardServer(self)

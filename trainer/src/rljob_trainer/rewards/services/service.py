@@ -3,12 +3,13 @@
 A failure of the service says nothing about the response. So a call either returns the service's reply, or raises
 ServiceError after all retries; such an error never becomes a score.
 
-A failed attempt is retried after a pause that doubles each time, with a random part, so that many callers do not return
-at the same moment. `Retry-After` of the statuses 429 and 503 is respected by all calls of the process. The statuses 300
-to 499, except 408 and 429, are not retried, because the service rejects the request itself. All others except 200 are.
+A failed attempt is retried after a pause that doubles each time, with a random part, so that many calls are not
+repeated at the same moment. All calls of the process respect `Retry-After` of the statuses 429 and 503. The statuses
+300 to 499, except 408 and 429, are not retried, because the service rejects the request itself. All other statuses
+except 200 are retried.
 
-After a call has failed in all of its attempts, each of the next calls has one attempt, until one succeeds. Otherwise an
-outage would cost every call all attempts.
+After a call has failed in all of its attempts, each of the next calls has one attempt, until one succeeds. Otherwise
+every call would use all of its attempts during an outage.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ FIRST_PAUSE_SECONDS = 1.0
 MAX_PROBE_SECONDS = 30.0
 """Largest time limit of one attempt of a probe."""
 MAX_RETRY_AFTER_SECONDS = 120.0
-"""If a service asks for a longer pause, the call is not made again: it would hold up the whole step."""
+"""If a service asks for a longer pause, the call is not retried: it would delay the whole step."""
 WINDOW_SECONDS = 61.0
-"""Rate limits are per minute. One second more, because requests do not travel equally fast."""
+"""Rate limits are per minute. The window has one second more, because requests take different times to arrive."""
 MAX_REPLY_BYTES = 16 << 20
 MAX_BODY_CHARACTERS = 400
 """Characters of a reply that a message shows."""
@@ -70,7 +71,8 @@ class ServiceLimits:
 
 
 class RateLimit:
-    """At most `limit` units in any WINDOW_SECONDS. Something larger than the limit has a window of its own."""
+    """At most `limit` units in any WINDOW_SECONDS. An amount larger than the limit waits until nothing else is in the
+    window."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -137,7 +139,7 @@ class Service:
         num_tokens: float = 0,
         max_attempts: int | None = None,
     ) -> ReplyT:
-        """Posts `body` as JSON, and returns what `read` makes of the JSON object in the reply.
+        """Posts `body` as JSON, and returns the result of `read` for the JSON object in the reply.
 
         `read` may raise UnusableReplyError. `num_tokens`: an estimate for the limit of tokens. Raises ServiceError."""
         max_attempts, num_done = 1 if self._is_down else max_attempts or MAX_ATTEMPTS, 0
@@ -228,7 +230,7 @@ class Service:
 
     def _hold(self, seconds: float) -> None:
         if 0 < seconds <= MAX_RETRY_AFTER_SECONDS:
-            # Not all of the waiting calls at the first moment.
+            # A random part, so that the processes of the job do not all send their waiting calls at the same moment.
             until = asyncio.get_running_loop().time() + seconds * self._random.uniform(1.0, 1.1)
             self.held_until = max(self.held_until, until)
 
@@ -252,7 +254,7 @@ class Service:
 
 
 async def _limited(content: aiohttp.StreamReader) -> bytes:
-    """The body; of a body that is too long, one byte more than the limit."""
+    """The body of a reply. Of a body that is too long, only one byte more than the limit is read."""
     try:
         return await content.readexactly(MAX_REPLY_BYTES + 1)
     except asyncio.IncompleteReadError as error:

@@ -25,7 +25,7 @@ class JudgeSettings:
     """The numbers that become 0 and 1; None if the judge answers with a label."""
     labels: Mapping[str, float]
     request: Mapping[str, object]
-    """Further fields of each request, which replace DEFAULT_REQUEST."""
+    """Further fields of each request; they replace fields of DEFAULT_REQUEST with the same name."""
     timeout_seconds: float
     requests_per_minute: int | None
     tokens_per_minute: int | None
