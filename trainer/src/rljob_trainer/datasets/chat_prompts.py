@@ -24,8 +24,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._prompt_field = prompt_field
         self._checked: set[tuple[bool, tuple[str, ...]]] = set()
-        """Whether there are tools, and sequences of roles, that were already checked: the template uses the tools and
-        every message."""
+        """Chats whose rendering was already checked, as pairs: whether there are tools, and the sequence of roles. The
+        template uses the tools and every message of such a chat."""
 
     def render(self, messages: Sequence[ChatMessage], location: str, tools: Sequence[ToolSchema] = ()) -> str:
         """Returns the text of a chat with these tools, up to the beginning of the assistant's answer.
@@ -63,7 +63,7 @@ class ChatTemplate:
         return text
 
     def _is_without_tools(self, messages: Sequence[ChatMessage], text: str) -> bool:
-        """Whether the chat without tools is the same text."""
+        """Whether the chat has the same text if it is rendered without tools."""
         try:
             return self._tokenizer.render_chat(messages) == text
         except ChatTemplateError:

@@ -65,7 +65,7 @@ class CursorState(WireModel):
     """The position of a run in its data; part of each checkpoint."""
 
     ordinal: Count
-    """Ordinal of the next row, so the number of rows that were drawn or skipped, in all epochs."""
+    """Ordinal of the next row. It is also the number of rows that were drawn or skipped in all epochs."""
     num_rows: Count
     seed: Count
     shuffle: Flag
@@ -76,7 +76,8 @@ class CursorState(WireModel):
 
 
 class PromptCursor(Generic[Row]):
-    """Endless batches over the rows. Every epoch visits each row once; with shuffling each epoch has another order.
+    """Draws batches from an endless stream of rows. Each epoch visits every row once, though some may be skipped (see
+    below); with shuffling each epoch has another order.
 
     A batch may extend over the end of an epoch, and over several epochs if there are fewer rows than the batch size.
 
@@ -85,8 +86,8 @@ class PromptCursor(Generic[Row]):
     last row that was used. `are_usable` must return the same values during a run. If it skips other rows in a resumed
     run, this run continues at the same ordinal, and only the rows that are drawn from there on differ.
 
-    `pass_rates` skips rows in the same way. They may change between two steps, but not between drawing rows and going
-    back over them.
+    `pass_rates` skips rows in the same way. The pass rates may change between two steps, but not between a draw of rows
+    and a `rewind` over these rows.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class PromptCursor(Generic[Row]):
         self._max_gap = 1 if pass_rates is None else MAX_GAP
         """Every usable row is drawn at least once in this number of epochs."""
         self.num_skipped = 0
-        """Number of rows skipped so far, except those after the row to which `rewind` went back."""
+        """Number of rows skipped so far. Rows that `rewind` has returned to the stream do not count."""
         self._ordinal = 0
         self._order_epoch = 0
         """The epoch of `_order`."""
@@ -128,7 +129,7 @@ class PromptCursor(Generic[Row]):
         num_seen = 0
         while len(batch) < num_rows:
             if not batch and num_seen > (self._max_gap + 1) * len(self._rows):
-                # One more epoch, because the first one may be incomplete.
+                # One more epoch than the gap, because drawing may have begun in the middle of an epoch.
                 raise DatasetError(
                     f"{self._where}: all rows were skipped, because their answers cannot be scored; the log names the "
                     "first ones. Check answerField and the reward's type"
@@ -142,7 +143,8 @@ class PromptCursor(Generic[Row]):
             num_seen += len(drawn)
             self._ordinal = end
         if isinstance(self._rows, StoredRows):
-            # The next batches probably have as many rows. The order of the next epoch is not computed in advance.
+            # The next batches probably have the same number of rows. Only rows of this epoch are expected, because the
+            # order of the next epoch is not computed in advance.
             num_left_in_epoch = len(self._rows) - self._ordinal % len(self._rows)
             num_ahead = min(max(self._rows.num_ahead, num_rows), num_left_in_epoch)
             self._rows.expect(self._positions(self._ordinal, self._ordinal + num_ahead), 2 * num_rows)

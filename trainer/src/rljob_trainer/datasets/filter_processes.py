@@ -1,8 +1,8 @@
 """Runs the filters over the row groups of Parquet files in parallel processes, with bounded memory.
 
-Each process reads the columns of prompt and answer, and returns the numbers of the rows that are kept. It makes the
-prompts as for training, except those that are certainly short enough (`ShortPrompts`). The processes end when the
-process that started them ends, however it ends.
+Each process reads the columns that the dataset names (prompt, answer, source, tools), or all columns with an
+environment, and returns the numbers of the kept rows. It makes the prompts as for training, except those that are
+certainly short enough (`ShortPrompts`). The processes end when the process that started them ends or is killed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rljob_trainer.datasets.short_prompts import ShortPrompts, TextRows
 from rljob_trainer.errors import ResourceError
 
 MAX_PROCESSES = 8
-"""Each process needs about 400 MiB."""
+"""Each process needs up to 0.9 GiB, of which 0.3 GiB are shared by all processes (docs/datasets.md)."""
 ROWS_PER_PROCESS = 100_000
 """Fewer rows are filtered in less time than a process needs to load its libraries."""
 ROWS_PER_TASK = 16_384
 """A task has at least this many rows, if row groups are smaller."""
 TASKS_PER_PROCESS = 3
-"""Tasks that are submitted, per process, so that results in memory are bounded."""
-WORKER_DIED = 3
+"""Tasks per process that are submitted in advance. It bounds the results in memory."""
+PARENT_ENDED = 3
 """Exit code of a process whose parent has ended."""
 
 
@@ -62,7 +62,8 @@ class FilterPass:
     answers_needed_by: str = ""
     """The type of a reward that cannot score rows without an answer; empty: none needs answers."""
     why_unusable: Callable[[object], str | None] | None = None
-    """Returns why a reward cannot score an answer; None: answers are not checked. A function of a module."""
+    """Returns why a reward cannot score an answer. It must be a function of a module, because it is sent to processes.
+    None: answers are not checked."""
 
 
 @dataclass
@@ -72,22 +73,22 @@ class FilteredRows:
     numbers: npt.NDArray[np.uint32]
     """Numbers of the kept rows, over all files."""
     hashes: npt.NDArray[np.uint64]
-    """Their hashes, if duplicates are searched; otherwise empty."""
+    """The hashes of their prompts, if duplicates are dropped; otherwise empty."""
     num_rows: int = 0
     """Rows before the filters."""
     longest: int = 0
-    """An upper bound of the tokens of the longest kept prompt."""
+    """An upper bound of the number of tokens of the longest prompt that is not too long."""
     largest_token: int = 0
-    """An upper bound of their token ids."""
+    """An upper bound of the token ids of these prompts."""
     counts: DropCounts = field(default_factory=DropCounts)
     num_unanswered: int = 0
     """Kept rows without an answer."""
     unanswered: list[str] = field(default_factory=list)
-    """Locations of the first of them."""
+    """Locations of the first rows without an answer."""
     num_unusable: int = 0
     """Kept rows with an answer that MathAnswer cannot score."""
     unusable: list[tuple[str, str]] = field(default_factory=list)
-    """Location and reason of the first of them."""
+    """Location and reason of the first unusable answers."""
     sources: dict[str, tuple[object, str]] = field(default_factory=dict)
     """See `Sources.found`."""
 
@@ -115,7 +116,7 @@ def filtered(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows
             except BrokenProcessPool as error:
                 raise ResourceError(
                     f"{settings.where}: a filter process was killed, probably because the machine is out of memory "
-                    "(each needs about 400 MiB); give the trainer's controller more memory, or write files with "
+                    "(each needs up to 0.9 GiB); give the trainer's controller more memory, or write files with "
                     "smaller row groups"
                 ) from error
             pending.extend(executor.submit(_filter_groups, task) for task in islice(remaining, 1))
@@ -183,7 +184,8 @@ class RowFilter:
     def _fitting(
         self, first: int, batch: pyarrow.RecordBatch, result: FilteredRows
     ) -> tuple[TextRows, npt.NDArray[np.bool_]]:
-        """Returns the rows, and which of them are not too long. Counts the others, and the tokens."""
+        """Returns the rows, and which of them are not too long. Updates `result`: the rows that are too long, and the
+        bounds of the tokens."""
         rows = self._short_prompts.of(batch) or TextRows.unknown(batch.num_rows)
         fits = rows.are_short.copy()
         others = np.flatnonzero(~rows.are_short)
@@ -222,7 +224,7 @@ class RowFilter:
         return kept
 
     def _check_answers(self, answers: Sequence[tuple[int, object]], result: FilteredRows) -> None:
-        """Counts answers that are missing, or that cannot be scored. `answers`: with the numbers of their rows."""
+        """Counts answers that are missing, or that cannot be scored. `answers`: number of the row, and its answer."""
         why_unusable = self._settings.why_unusable
         for number, answer in answers:
             if answer is None:
@@ -249,7 +251,7 @@ def _begin_process(settings: FilterPass) -> None:
 def _end_with(sentinel: int) -> None:
     """Ends this process when its parent has ended, for example by SIGKILL."""
     connection.wait([sentinel])
-    os._exit(WORKER_DIED)
+    os._exit(PARENT_ENDED)
 
 
 def _filter_groups(groups: Sequence[RowGroup]) -> FilteredRows:

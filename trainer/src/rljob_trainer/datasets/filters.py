@@ -23,8 +23,8 @@ from rljob_api.scalars import Count
 NUM_EXAMPLES = 5
 """Rows that the report names for each filter."""
 HASH_BYTES = 8
-"""Bytes of a prompt's hash. Among 20 million different prompts two have the same hash with a probability of 1 in
-90,000; one of them would be dropped as a duplicate."""
+"""Bytes of a prompt's hash. With 20 million different prompts, the probability that any two have the same hash is 1 in
+90,000; one of the two would be dropped as a duplicate."""
 WORD = re.compile(r"\w+")
 
 
@@ -111,7 +111,7 @@ class HeldOut:
 
     @staticmethod
     def of(prompts: Iterable[str], ngram_words: int | None = None) -> HeldOut:
-        """`prompts`: the original prompts in the data."""
+        """`prompts`: the original prompts in the data. `ngram_words`: see the field; None: no n-grams are compared."""
         texts = list(prompts)
         ngrams = (ngram for text in texts for ngram in ngrams_of(text, ngram_words)) if ngram_words else ()
         return HeldOut(frozenset(map(comparable, texts)), frozenset(ngrams), ngram_words)

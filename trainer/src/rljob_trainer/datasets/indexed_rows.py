@@ -13,17 +13,17 @@ from rljob_trainer.datasets.rows import plain_raw_row
 from rljob_trainer.errors import DatasetError
 
 MAX_ROWS_AHEAD = 8192
-"""Rows that are read in advance. A single row costs the decoding of its row group; among many rows, several are in the
-same large row group."""
+"""Rows that are read in advance. To read a row, its whole row group is decoded. If many rows are read together, several
+of them are in the same row group, which is decoded once."""
 MAX_BYTES_AHEAD = 128 * 2**20
-"""Limits the rows that are read in advance, if rows are large."""
+"""The largest size of the rows that are read in advance."""
 
 
 class IndexedRows(StoredRows[PromptRow]):
     """The rows of an index. Rows that will be needed soon are read in a thread (`expect`)."""
 
     def __init__(self, row_index: RowIndex, maker: PromptMaker, columns: Sequence[str] | None = None) -> None:
-        """`columns`: the columns that the rows have; None: all."""
+        """`columns`: the columns that are read; None: all."""
         self.row_index = row_index
         self._maker = maker
         self._columns = columns
@@ -78,8 +78,8 @@ class IndexedRows(StoredRows[PromptRow]):
         for position, each, row in zip(positions, raw, self._maker.made(raw, numbers), strict=True):
             if row is None:
                 raise DatasetError(
-                    f"{each.location}: the row is too long now, but was not when the rows were filtered; do not change "
-                    "files while a job uses them"
+                    f"{each.location}: the prompt is too long, but it was not when the rows were filtered, so the file "
+                    "was changed; do not change files while a job uses them"
                 )
             rows[position] = row
         return rows

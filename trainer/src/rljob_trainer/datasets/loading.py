@@ -20,8 +20,8 @@ ROWS_PER_ENCODING = 1024
 
 def load_rows(maker: PromptMaker, base_folder: Path, max_rows: int | None = None) -> tuple[list[PromptRow], DropCounts]:
     """Loads the rows of the maker's dataset in order: the first `max_rows` that are not too long, or all. Returns the
-    rows, and those that were dropped because they are too long. Relative paths start at `base_folder`. Raises
-    DatasetError with file and line of the first unusable row, and if no row is left."""
+    rows, and the counts of the rows that were dropped because they are too long. Relative paths start at `base_folder`.
+    Raises DatasetError with the location of the first unusable row, and if no row is left."""
     dataset, where = maker.dataset, maker.where
     prompts: list[PromptRow] = []
     counts, num_rows = DropCounts(), 0
@@ -60,11 +60,12 @@ def _chunks(rows: Iterator[RawRow], size: int) -> Iterator[list[RawRow]]:
 def without_dropped(
     rows: Sequence[PromptRow], held_out: HeldOut, where: str, counts: DropCounts, *, drops_duplicates: bool = False
 ) -> tuple[list[PromptRow], FilterReport]:
-    """Returns the training rows that the filters keep, and the report. `counts` has the rows that were dropped before.
+    """Returns the training rows that the filters keep, and the report. `counts`: the rows that were dropped before.
     Raises DatasetError if no row is left.
 
-    The original prompts are compared, before templates are applied; with an environment all columns, except of
-    reasoning-gym."""
+    The filters compare `PromptRow.source_prompt`: the original prompts, before templates are applied. With an
+    environment this is the text of all columns for a row without a prompt, and for a prompt that does not identify a
+    task."""
     kept, seen = list[PromptRow](), set[str]()
     num_rows = len(rows) + sum(counts.num_rows.values())
     for row in rows:

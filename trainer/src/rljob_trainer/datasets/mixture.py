@@ -3,13 +3,13 @@
 Among m datasets, a dataset that n prompts were drawn from is eligible for prompt number k (from 1) if its share is at
 least n + c prompts of k, with c = 1 / (2m - 2). The next prompt is from the eligible dataset with the smallest
 (n + 1 - c) / weight, at equal values from the first one in the list (Tijdeman, The chairman assignment problem,
-Discrete Mathematics 32, 1980). So the order of the datasets is a function of the weights and of these numbers only. The
-first k prompts have k x share prompts of each dataset, up to 1 - c (no method has a smaller limit that holds for all
-shares). So any range of consecutive prompts has its share of each dataset, up to less than 2 prompts. The calculation
-is exact, because ties are common. Each dataset has an order and epochs of its own.
+Discrete Mathematics 32, 1980). So the order of the datasets is a function of the weights and of these numbers only.
+Among the first k prompts, the number of prompts of a dataset differs from k x share by at most 1 - c (no method has a
+smaller limit that holds for all shares). So among any consecutive prompts it differs by less than 2. The calculation
+uses integers, because ties are common. Each dataset has an order and epochs of its own.
 
-Prompts that are skipped when they are drawn do not count. If the weights or the names are changed, a resumed run counts
-anew from there on, and each dataset continues at its position.
+Prompts that are skipped when they are drawn do not count. If the weights or the names are changed, a resumed run starts
+to count at 0, and each dataset continues at its position.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class ParquetFiles:
     def python_rows(
         self, batch: pyarrow.RecordBatch, first: int, positions: npt.NDArray[np.int64]
     ) -> list[dict[str, object]]:
-        """Returns rows of a batch of `batches_of`, whose first row has the number `first`. `positions`: ascending
-        positions in the batch. Raises DatasetError for a value that Python cannot represent."""
+        """Returns rows of a batch of `batches_of`. `first`: number of the batch's first row. `positions`: ascending
+        positions of the rows in the batch. Raises DatasetError for a value that Python cannot represent."""
         file = bisect_right(self._first_rows_of_files, first) - 1
         before = first - self._first_rows_of_files[file]
         if len(positions) == batch.num_rows:

@@ -1,10 +1,10 @@
-"""Pass rates of the rows of a dataset, by which rows that are always or never solved are drawn in fewer epochs.
+"""Pass rates of the rows of a dataset: rows that are always or never solved are drawn in fewer epochs.
 
 A row with pass rate p has the weight max(MIN_WEIGHT, 4 p (1 - p)), which is 1 for p = 1/2. As long as its pass rate is
-unknown, it has weight 1. The weight is the fraction of epochs in which the row is drawn: in epoch e if the fractional
-part of (phase + e x weight) is below the weight, where the phase is a random number of the row. So each row is drawn at
-least once in any MAX_GAP epochs, and the first epoch has all rows. The rows of an epoch follow from seed, epoch and
-pass rates, so a resumed run draws the same ones.
+unknown, it has weight 1. The weight is the fraction of epochs in which the row is drawn. The row is drawn in epoch e if
+the fractional part of (phase + e x weight) is below the weight; the phase is a fixed random number of the row, from 0
+to 1. So each row is drawn at least once in any MAX_GAP epochs, and the first epoch has all rows. The rows of an epoch
+are a function of seed, epoch and pass rates, so a resumed run draws the same rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNKNOWN, MAX_LEVEL = 255, 254
 """Pass rates are stored as one byte per row: MAX_LEVEL x pass rate, or UNKNOWN. Checkpoints have these bytes, so a
 resumed run continues with exactly the same numbers."""
 PHASE_STREAM = 2**64 - 1
-"""The stream of the phases. Those of the orders are the numbers of the epochs."""
+"""The random stream of the phases. The orders of the epochs use streams with the numbers of the epochs."""
 
 
 class PassRates:
@@ -44,8 +44,8 @@ class PassRates:
         return float(self._phases[position] + epoch * weight) % 1.0 < weight
 
     def record(self, row_index: int, pass_rate: float) -> None:
-        """Records the fraction of the responses to a row that pass. The row's pass rate becomes the mean of the new one
-        and the one before."""
+        """Records the fraction of the responses to a row that pass. The row's pass rate becomes the mean of this value
+        and its pass rate before."""
         position = self._positions[row_index]
         level = int(self._levels[position])
         before = pass_rate if level == UNKNOWN else level / MAX_LEVEL

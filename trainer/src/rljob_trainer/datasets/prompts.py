@@ -36,8 +36,9 @@ class PromptRow:
     prompt: str
     """The text that the policy continues; prompt template and chat template are already applied."""
     source_prompt: str
-    """The original text in the data (for chat messages: their contents), for comparing datasets. With an environment
-    `content`, if the row has no prompt, or if its prompt does not identify the task (`repeated_prompts`)."""
+    """The text that filters compare: the original prompt in the data (of a chat, the contents of its messages). With an
+    environment it is `content` if the row has no prompt, or if its prompt does not identify the task
+    (`repeated_prompts`)."""
     token_ids: tuple[int, ...]
     """Tokens of `prompt`, including tokens that the model expects at the beginning, such as BOS."""
     answer: object
@@ -59,13 +60,13 @@ class PromptRow:
     """The names of the rewards that score responses to this prompt; empty: all."""
     content: str = ""
     """With an environment, all columns as JSON, because the environment may use any of them; for reasoning-gym only the
-    prompt, because the other columns have the number of the row. Otherwise empty."""
+    prompt, because other columns contain the row number, which differs in equal tasks. Otherwise empty."""
     source: str = ""
     """Name of the row's source, as metrics have it; empty if the dataset has no `sourceField`."""
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Names in metrics of what the row comes from: its dataset, and its source."""
+        """The names of the row's dataset and source in metrics, such as `maths` and `maths/source/gsm8k`."""
         if not self.source:
             return (self.dataset,) if self.dataset else ()
         return (self.dataset, f"{self.dataset}/{SOURCE}/{self.source}") if self.dataset else (self.source,)
@@ -211,10 +212,11 @@ class PromptMaker:
 
 
 def repeated_prompts(evaluations: Iterable[Sequence[PromptRow]]) -> frozenset[str]:
-    """Returns the prompts of evaluations, in the form of `comparable`, that do not identify a task, because several
-    rows have the same one, such as `Play.`: the environment reads other columns.
+    """Returns the prompts of evaluations that do not identify a task, in the form of `comparable`: several rows have
+    the same prompt, such as `Play.`, and the environment reads the task from other columns.
 
-    These are the prompts of evaluations with at most half as many prompts as rows. Without an environment: none."""
+    These are all prompts of each evaluation that has at most half as many different prompts as different rows. Without
+    an environment there are none."""
     found = set[str]()
     for rows in evaluations:
         prompts = {comparable(row.source_prompt) for row in rows}

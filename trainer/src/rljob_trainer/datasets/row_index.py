@@ -33,7 +33,7 @@ from rljob_trainer.errors import DatasetError, storage_checked
 log = logging.getLogger(__name__)
 
 VERSION = 2
-"""Increased when the same settings would keep other rows."""
+"""Increase it when a change of the code keeps other rows with the same settings."""
 ROWS_FILE, INDEX_FILE = "rows.bin", "index.json"
 MAX_ROWS = 2**32 - 1
 LARGE_GROUP_ROWS = 20_000
@@ -71,28 +71,29 @@ def opened_or_built(
     called with the progress. Raises DatasetError, ResourceError."""
     if files.num_rows > MAX_ROWS:
         raise DatasetError(
-            f"{settings.where}: {files.num_rows} rows are more than an index can have ({MAX_ROWS}); use fewer files"
+            f"{settings.where}: the dataset has {files.num_rows} rows, but at most {MAX_ROWS} are supported; use fewer "
+            "files"
         )
     path, rows = largest_group(files)
     if rows > LARGE_GROUP_ROWS:
         log.warning(
-            "%s: %s has row groups of %d rows. Each drawn prompt needs a whole row group, so reading a batch may take "
-            "longer than a step; write the file again with row groups of about 1000 rows, for example "
+            "%s: %s has row groups of %d rows. To read a prompt, its whole row group is decoded, so reading a batch "
+            "may take longer than a step; write the file again with row groups of about 1000 rows, for example "
             "pyarrow.parquet.write_table(..., row_group_size=1000)",
             *(settings.where, path, rows),
         )
     key = key_of(files, settings)
     found = _read(files, folder, key)
     if found is not None:
-        log.info("%s: reuses the filter results of an earlier start in %s", settings.where, folder)
+        log.info("%s: the filter results of an earlier start are used again (%s)", settings.where, folder)
         return found
     return _build(files, settings, folder, key, doing)
 
 
 def key_of(files: ParquetFiles, settings: FilterPass, *, with_times: bool = True) -> str:
-    """Returns the key of an index; see the module's docstring. `with_times`: whether it changes if a file was only
-    copied or written again. The key for reading an index has the times, because a value can be changed without
-    changing the footer."""
+    """Returns the key of an index; see the module's docstring. `with_times`: whether the key includes the times of the
+    last change of the files, so that it also changes if a file was only copied. The key for reading an index includes
+    them, because a value in a file can change without a change of the footer."""
     held_out = settings.held_out
     document = {
         "version": VERSION,
@@ -127,7 +128,7 @@ def _read(files: ParquetFiles, folder: Path, key: str) -> RowIndex | None:
             state = IndexState.from_wire(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8")))
             numbers = np.memmap(folder / ROWS_FILE, np.uint32, "r")
         except (ValueError, ValidationError, EOFError, FileNotFoundError):
-            # Of an older version, or damaged; it is built again.
+            # An older version wrote it, or it is damaged; it is built again.
             return None
     if state.key != key or len(numbers) != state.report.num_kept:
         return None
@@ -170,14 +171,15 @@ def _build(files: ParquetFiles, settings: FilterPass, folder: Path, key: str, do
 
 
 def _add(total: FilteredRows, part: FilteredRows, settings: FilterPass) -> None:
-    """Adds the counts of some rows. Raises DatasetError if answers among them cannot be scored."""
+    """Adds the counts of the next rows. Raises DatasetError if answers among them cannot be scored; later rows were not
+    checked then."""
+    total.num_rows += part.num_rows
     if part.num_unusable:
         examples = "".join(f"\n  {location}: the answer is {reason}" for location, reason in part.unusable)
         raise DatasetError(
-            f"{settings.where}.answerField: {part.num_unusable} of {part.num_rows} rows have an answer that the reward "
-            f"MathAnswer cannot score; fix or remove these rows, or name another column{examples}"
+            f"{settings.where}.answerField: {part.num_unusable} of the first {total.num_rows} rows have an answer that "
+            f"the reward MathAnswer cannot score; fix or remove these rows, or name another column{examples}"
         )
-    total.num_rows += part.num_rows
     total.longest = max(total.longest, part.longest)
     total.largest_token = max(total.largest_token, part.largest_token)
     total.counts.add_all(part.counts)

@@ -1,4 +1,4 @@
-"""Values of a row that the job names by their column: the answer, and the source."""
+"""Values of a row in columns that the job names: the answer, and the source."""
 
 from __future__ import annotations
 

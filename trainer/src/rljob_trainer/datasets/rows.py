@@ -30,7 +30,7 @@ class RawRow:
 
 
 def read_rows(dataset: Dataset, base_folder: Path, where: str) -> Iterator[RawRow]:
-    """Yields all rows in order. Raises DatasetError, starting with `where` or with the row's location."""
+    """Yields all rows in order. Raises DatasetError; its message starts with `where` or with the row's location."""
     match dataset.type:
         case DatasetType.FILE:
             return _read_file(_block(dataset.file, where, "file"), base_folder, where, dataset)
@@ -106,7 +106,7 @@ def plain_raw_row(columns: Mapping[str, object], location: str, dataset: Dataset
         name = field if field in columns else field.partition(".")[0]
         if name in columns and name not in plain:
             raise DatasetError(
-                f"{location}: column {name!r} contains {_kind(columns[name])}, but prompts, answers and the like "
+                f"{location}: column {name!r} contains {_kind(columns[name])}, but prompts, answers, sources and tools "
                 "must be strings, numbers, or lists and dictionaries of these; convert the column, or name another one"
             )
     return RawRow(location, plain)

@@ -1,6 +1,6 @@
-"""Finds prompts that certainly have at most `maxPromptTokens` tokens, by their number of bytes, without their tokens.
+"""Finds prompts that certainly have at most `maxPromptTokens` tokens by their number of bytes, without tokenizing them.
 
-This is possible for strings without a chat template, in columns of strings. All other rows are left to `PromptMaker`.
+This is possible for strings without a chat template, in columns of strings. `PromptMaker` handles all other rows.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class TextRows:
     """Empty strings for null."""
     answers: list[object]
     are_short: npt.NDArray[np.bool_]
-    """Whether the prompt certainly has at least one and at most `maxPromptTokens` tokens. Nothing is known of the other
-    rows, and their prompts and answers are not checked."""
+    """Whether the prompt certainly has at least one and at most `maxPromptTokens` tokens. The other rows were not
+    checked: `PromptMaker` must read them."""
     longest: int
-    """An upper bound of the tokens of these prompts."""
+    """An upper bound of the number of tokens of a short prompt."""
     largest_token: int
-    """An upper bound of their token ids."""
+    """An upper bound of the token ids of the short prompts."""
 
     @staticmethod
     def unknown(num_rows: int) -> TextRows:
-        """Rows of which nothing is known."""
+        """Rows that `PromptMaker` must read: none of them is known to be short."""
         return TextRows([""] * num_rows, [None] * num_rows, np.zeros(num_rows, np.bool_), 0, 0)
 
 
@@ -95,8 +95,8 @@ class ShortPrompts:
 
 
 def _usable_bound(tokenizer: Tokenizer, model_folder: Path) -> TokenBound | None:
-    """Returns the bound of a tokenizer, unless it has tokens that are not in the model's vocabulary. Such tokens are
-    only allowed if no prompt has them, so then all prompts must be tokenized."""
+    """Returns the bound of a tokenizer. Returns None if it has no bound, or if it has tokens that are not in the
+    model's vocabulary: a prompt with such a token is an error, so all prompts must be tokenized."""
     bound = tokenizer.token_bound()
     path = model_folder / MODEL_CONFIGURATION
     if bound is None or not path.exists():

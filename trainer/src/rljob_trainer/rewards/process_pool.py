@@ -57,8 +57,6 @@ child that it forked keeps the connection open."""
 UNREACHABLE_PAUSES = (1.0, 2.0, 4.0)
 """Pauses in seconds before the second, third and fourth attempt if a service is unreachable. Longer pauses would delay
 the whole step."""
-
-
 ONE_BY_ONE = CallSettings()
 
 
