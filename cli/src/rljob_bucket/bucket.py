@@ -34,14 +34,14 @@ PART_BYTES = 16 * MIB
 MAX_PARTS = 9_000
 """A store accepts at most 10,000 parts of a multipart upload."""
 UPLOADS_AT_ONCE = 8
-"""Parts of one file in flight. The library does not copy them: it keeps the data that it was given until they are
-sent."""
+"""Parts of one file that are uploaded at the same time. The library does not copy the data of a part; it keeps a
+reference until the part is sent."""
 READ_BYTES = 8 * MIB
 READS_AT_ONCE = 8
-"""Large ranges are read in parallel: one connection to a store transfers some ten MB/s."""
+"""Large ranges are read in parallel, because one connection to a store transfers only a few tens of MB/s."""
 REQUEST_SECONDS = 120
 RETRY_SECONDS = 180
-"""How long a request is repeated after errors of the network or of the store (5xx, 429)."""
+"""How long a request is retried after errors of the network or of the store (5xx, 429)."""
 MAX_RETRIES = 20
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 15.0
 
@@ -59,9 +59,10 @@ _CREDENTIAL_CODES = {
     "XAdminUserNotFound",
 }
 _METADATA_SERVER = re.compile(r"/latest/(api/token|meta-data)")
-"""Path of the server of clouds that the library asks for credentials if it has found no others."""
+"""Path on the metadata server of a cloud. The library asks this server for credentials if it has found no others, so an
+error with this path means that there are no credentials."""
 _BAD_CERTIFICATE = "InvalidCertificate("
-"""In errors of the library's TLS (rustls), which sends no request then."""
+"""Part of an error of the library's TLS (rustls), which then sends no request."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def writer(path: BucketPath, num_bytes: int) -> Iterator[Callable[[bytes | memor
         with _errors(path, "writing"):
             file.close()
     except BucketError:
-        # If the answer to the last request was lost, the file is complete nevertheless.
+        # If only the answer to the last request was lost, the file is complete.
         if not _has_size(path, num_bytes):
             raise
 
@@ -202,9 +203,10 @@ def _has_size(path: BucketPath, num_bytes: int) -> bool:
 def create(path: BucketPath, data: bytes) -> None:
     """Creates a small file, atomically. Raises FileExistsError if the file exists with another content, BucketError.
 
-    If the store's answer is lost, the request is repeated and finds the file that the first one has created. So after
-    every error the file is read back, and this call has succeeded if the content is its own. Writers that must not take
-    each other's file for their own need different contents, for example a random token.
+    If the store's answer is lost, the request is repeated, and finds the file that the first request has created. So
+    after every error the file is read back, and this call has succeeded if the file has the content of this call. If
+    several writers must know which of them has created the file, their contents must differ, for example by a random
+    token.
     """
     try:
         with _errors(path, "creating"):
@@ -235,7 +237,7 @@ def _remove(path: BucketPath) -> None:
 
 @contextmanager
 def retries(seconds: float) -> Iterator[None]:
-    """Within the context, requests of this thread are repeated for at most `seconds` (at most RETRY_SECONDS)."""
+    """Within the context, requests of this thread are retried for at most `seconds` (at most RETRY_SECONDS)."""
     token = _retry_seconds.set(min(seconds, RETRY_SECONDS))
     try:
         yield
@@ -249,7 +251,7 @@ def forget_stores() -> None:
 
 
 def _request(path: BucketPath, doing: str, send: Callable[[S3Store], ResultT]) -> ResultT:
-    """Sends a request that may be repeated. The library repeats requests, too, but not if the connection breaks in the
+    """Sends a request that may be repeated. The library retries requests, too, but not if the connection breaks in the
     middle of an answer (obstore 0.12.1; `tests/trainer/buckets/test_crashes` shows it)."""
     started = time.monotonic()
     while True:
@@ -272,7 +274,7 @@ def _store(path: BucketPath) -> S3Store:
 
 @cache
 def _opened(bucket: str, endpoint: str | None, region: str | None, retry_seconds: float) -> S3Store:
-    # Several stores do not have the request that deletes several objects.
+    # Some stores do not support the request that deletes several objects.
     config: S3Config = {"disable_bulk_delete": True}
     if endpoint is not None:
         config["endpoint"] = endpoint

@@ -13,9 +13,11 @@ class BucketFault(StrEnum):
     PERMISSION = "access is denied"
     CERTIFICATE = "the certificate of the store is not trusted"
     UNREACHABLE = "the store does not respond"
-    OVERLOADED = "the store fails or limits requests at the moment"
-    NO_CONDITIONAL_WRITES = "the store has replaced the file, so it lacks conditional writes (If-None-Match)"
-    OTHER = "the store answers with an error"
+    OVERLOADED = "the store is failing or limiting requests at the moment"
+    NO_CONDITIONAL_WRITES = (
+        "the store has replaced a file that existed, so it does not support conditional writes (If-None-Match)"
+    )
+    OTHER = "the store returned an error"
 
 
 _ADVICE = {
@@ -29,14 +31,14 @@ _ADVICE = {
         "set SSL_CERT_FILE to a file with the certificates of the authorities to trust, or correct the endpoint"
     ),
     BucketFault.UNREACHABLE: "check the endpoint and the network",
-    BucketFault.OVERLOADED: "try again, or ask who runs the store",
-    BucketFault.NO_CONDITIONAL_WRITES: "use a store or a version that has them (see docs/storage.md)",
+    BucketFault.OVERLOADED: "try again later, or ask the administrator of the store",
+    BucketFault.NO_CONDITIONAL_WRITES: "use a store, or a version of it, that supports them (see docs/storage.md)",
     BucketFault.OTHER: "check the endpoint, the region and the store",
 }
 
 
 TEMPORARY = frozenset({BucketFault.UNREACHABLE, BucketFault.OVERLOADED})
-"""Faults that may be gone in a later attempt."""
+"""Faults that a later attempt may not have."""
 
 
 class BucketError(Exception):

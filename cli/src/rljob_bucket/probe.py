@@ -9,7 +9,7 @@ from rljob_bucket.errors import BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
 
 PROBE_SECONDS = 15
-"""How long the requests of a check are repeated. A wrong endpoint is then reported soon."""
+"""How long the requests of a check are retried. It is short, so that a wrong endpoint is reported soon."""
 
 
 def check_bucket(folder: BucketPath) -> None:
@@ -20,7 +20,7 @@ def check_bucket(folder: BucketPath) -> None:
         try:
             bucket.create(probe, b"first")
         except FileNotFoundError:
-            # A web server that knows no buckets. A store would say what does not exist.
+            # This is a web server without buckets. A store would report what does not exist.
             raise BucketError(probe.with_endpoint(), "creating", BucketFault.OTHER, "404") from None
         try:
             bucket.entries(folder)

@@ -95,7 +95,7 @@ def test_a_store_that_fails_for_a_while_is_an_infrastructure_failure(
     proxy.choose = lambda _: fault
     with quick_client(seconds=0.2):
         message = refused(job_in(proxy.endpoint), ResourceError)
-    assert "the store fails or limits requests at the moment (50" in message
+    assert "the store is failing or limiting requests at the moment (50" in message
 
 
 def test_a_closed_endpoint_is_not_the_users_mistake_for_certain(refused: Refused) -> None:

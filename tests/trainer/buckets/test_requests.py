@@ -77,7 +77,7 @@ def test_a_bucket_that_cannot_be_listed_or_cleaned_is_rejected(proxy: FaultProxy
 
 def test_a_store_without_conditional_writes_is_rejected(proxy: FaultProxy, folder: BucketPath) -> None:
     proxy.choose = lambda _: Fault.IGNORED_CONDITION
-    with pytest.raises(BucketError, match="lacks conditional writes"):
+    with pytest.raises(BucketError, match="does not support conditional writes"):
         check_bucket(folder)
 
 

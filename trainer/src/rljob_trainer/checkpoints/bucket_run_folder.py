@@ -1,5 +1,5 @@
 """The run folder of a job whose checkpoints are in a bucket: it is on the local disk of this machine, and its files are
-copied to the bucket. A start on another machine gets them back first."""
+copied to the bucket. A start on another machine first downloads them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _FIELDS = {
     BucketFault.CERTIFICATE: ".endpoint",
     BucketFault.UNREACHABLE: ".endpoint",
 }
-"""The field below FIELD to which a fault belongs, if it is one."""
+"""The field below FIELD that an error names. An error with another fault names FIELD."""
 _OF_THIS_MACHINE = {RUN_STATE_FILE_NAME, "attempts.jsonl", "job.yaml", "view.html"}
-"""Files that are not downloaded, because `rljob run` or this start has written them."""
+"""Files that are not downloaded, because `rljob run` or this start writes them on this machine."""
 
 
 class BucketRunFolder:
@@ -75,18 +75,19 @@ class BucketRunFolder:
         self._mirror = BucketMirror(settings.run_folder, folder / RUN, may_write, time.monotonic, state)
 
     def begin(self, settings: Settings) -> None:
-        """Starts the copies. Call it after this start was announced: then earlier starts make no more copies."""
+        """Starts the thread that copies files. Call it after `announce_start`: from then on earlier starts copy nothing
+        more."""
         if self._mirror is not None:
             (settings.run_folder / _START_FILE).write_text(str(settings.start_number))
             self._mirror.start()
 
     def copy_now(self) -> None:
-        """Copies what has changed."""
+        """Copies all files that have changed, and returns afterwards."""
         if self._mirror is not None:
             self._mirror.upload_now()
 
     def end(self) -> None:
-        """Copies what has changed since the last copy, at the end of the run."""
+        """Ends the thread, and copies the files that have changed since their last copy."""
         if self._mirror is not None:
             self._mirror.close()
 

@@ -1,7 +1,7 @@
 """Files of checkpoints in a bucket.
 
-A bucket cannot rename. It needs no rename either: an object appears completely or not at all. Only `create` is
-conditional.
+A bucket cannot rename files. This is not needed, because an object appears completely or not at all. Only `create` uses
+a conditional request.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BucketFile:
             bucket.remove([self.path / name for name in names if name != first])
 
     def free_bytes(self) -> int | None:
-        """A bucket has no limit that a program could read."""
+        """Returns None, because a store does not report the free space of a bucket."""
         return None
 
 

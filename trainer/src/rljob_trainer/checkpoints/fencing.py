@@ -1,8 +1,9 @@
 """Fencing: which start of the trainer may write, and which checkpoints of earlier starts are accepted.
 
-An earlier start may still be alive: it was perhaps only paused (a stopped process, a node that comes back), and can
-continue later. Its checkpoints must not mix with those of a retry. So start N first writes `starts/<N>.json`, a list of
-the checkpoints that it accepts: all that it finds. Before every commit, a start checks for such files of later starts.
+An earlier start may still be alive: perhaps it was only paused (a stopped process, a node that comes back), and
+continues later. Its checkpoints must not be used together with those of a retry. So start N first writes
+`starts/<N>.json`, a list of the checkpoints that it accepts: all that it finds. Before every commit, a start checks for
+such files of later starts.
 If there is one, the commit fails. An earlier start may pass this check just before start N writes its file. Then the
 new checkpoint is not in N's list, so N and all later starts ignore it. Before N saves anything, it shortens its list to
 the checkpoint that it resumed from and older ones. If N ends before it has shortened the list, it has saved nothing, so

@@ -1,4 +1,4 @@
-"""Models that are named by an earlier run: `run://RUN_FOLDER` is its newest complete checkpoint, and
+"""Models from checkpoints of earlier runs: `run://RUN_FOLDER` is the newest complete checkpoint of a run, and
 `run://RUN_FOLDER@step-20` that of step 20.
 
     <run folder>/model-config/config.json, tokenizer.json, ...    configuration and tokenizer of the trained model
@@ -30,7 +30,8 @@ from rljob_trainer.source_paths import RUN_SCHEME
 
 MODEL_CONFIG = "model-config"
 INITIAL_MODELS = "initial-models"
-"""Folders in the run folder: see above, and the converted models that the run itself started from."""
+"""Folders in the run folder: MODEL_CONFIG is shown above; INITIAL_MODELS has the converted models that the run itself
+started from."""
 TRAINED_MODEL_FILE = "trained-model.json"
 CONFIG_FILE = "config.json"
 COPIED_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
@@ -40,7 +41,7 @@ _SOURCE = re.compile(r"run://(?P<path>.+?)(@step-(?P<step>\d{1,10}))?")
 
 
 class TrainedModel(WireModel):
-    """What is needed, besides a checkpoint, to make a model of it."""
+    """What is needed, in addition to a checkpoint, to make a model from it."""
 
     source: str
     """The model that training started from: a repository of the hub, a `package://` path, or an absolute path."""

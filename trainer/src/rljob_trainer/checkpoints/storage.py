@@ -78,14 +78,14 @@ def stored(location: Location) -> Stored:
     """Returns the operations on a location."""
     if isinstance(location, Path):
         return LocalFile(location)
-    # Only here, so that folders work without the library for buckets (docs/gpu.md).
+    # Imported only here, so that folders work without the library for buckets (docs/gpu.md).
     from rljob_trainer.checkpoints.bucket_storage import BucketFile
 
     return BucketFile(location)
 
 
 def exists(location: Location) -> bool:
-    """Whether there is a file."""
+    """Whether the file exists."""
     try:
         stored(location).size()
     except FileNotFoundError:

@@ -38,8 +38,8 @@ Cursor = PromptCursor[PromptRow] | MixtureCursor[PromptRow]
 log = logging.getLogger(__name__)
 
 NUM_ROWS_TO_CHECK = 1000
-"""Rows of a large dataset that are checked like those in memory, for example with the chat template of a reward model.
-The filters have checked all of them otherwise."""
+"""Rows of a large dataset that have all checks of rows in memory, for example those with the chat template of a reward
+model. The other rows have only the checks of the filters."""
 REWARDS_WITH_ROWS = (RewardType.FUNCTION, RewardType.REMOTE, RewardType.REASONING_GYM)
 """Rewards that may read any column of the row."""
 FILTERS_FILE = "filters.json"
@@ -84,7 +84,7 @@ class Prompts:
     held_out: Mapping[str, tuple[PromptRow, ...]]
     """The prompts of each evaluation, by the field path of its dataset (`evaluation_dataset`)."""
     num_removed: int
-    """Training rows that were removed because they are also held out."""
+    """Training rows that were removed because of held-out prompts: equal ones, and those with common n-grams."""
     sources: tuple[TrainingSource, ...] = ()
     """The datasets of the training. Not empty, except in tests of checks."""
 

@@ -1,8 +1,8 @@
 """Copies the files of a run folder into a bucket in the background: metrics, samples, timelines, logs and others.
 
 Every file is an object with the file's own name, so that it can be read with any program. A file that has changed is
-uploaded again as a whole. So that a file that only grows does not cost more and more, a file of n bytes is uploaded at
-most every max(INTERVAL_SECONDS, n / BYTES_PER_SECOND) seconds. A crash loses what was written since the last upload.
+uploaded again as a whole. To limit the bandwidth for files that grow, a file of n bytes is uploaded at most every
+max(INTERVAL_SECONDS, n / BYTES_PER_SECOND) seconds. A crash loses what was written since the last upload.
 Checkpoints do not depend on these files, and everything is uploaded before a checkpoint is committed and at the end.
 """
 
@@ -32,7 +32,7 @@ models that a run started from are large."""
 
 
 class BucketMirror:
-    """Copies one run folder. No method raises: a failure is logged, and the next pass repeats it."""
+    """Copies one run folder. No method raises an error: a failure is logged, and the next pass tries again."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class BucketMirror:
         clock: Clock,
         more_files: Mapping[str, Path] | None = None,
     ) -> None:
-        """`may_write`: asked before each pass; False after a later start of the job has taken over. It may raise
-        TrainerError. `more_files`: files elsewhere, by their name in the bucket."""
+        """`may_write`: called before each pass; returns False if a later start of the job exists. It may raise
+        TrainerError. `more_files`: files outside of the run folder, by their name in the bucket."""
         self._run_folder = run_folder
         self._target = target
         self._may_write = may_write
@@ -129,8 +129,8 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 
 def download(source: BucketPath, run_folder: Path, skips: Callable[[str], bool]) -> int:
-    """Downloads all files of a mirror except those for which `skips` is true, and replaces local ones. Returns their
-    number. Raises BucketError and OSError."""
+    """Downloads all files of a mirror except those for which `skips` is true, and replaces local files. Returns the
+    number of downloaded files. Raises BucketError and OSError."""
     names = [name for name in bucket.all_files(source) if name.split("/")[0] not in _NOT_COPIED and not skips(name)]
 
     def download_one(name: str) -> None:

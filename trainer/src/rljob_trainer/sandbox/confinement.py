@@ -1,5 +1,5 @@
-"""Confines the process that runs the code of a response. The order of the steps matters: each takes away rights that
-the earlier ones need."""
+"""Confines the process that runs the code of a response. The order of the steps matters: each step removes permissions
+that the earlier steps need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rljob_trainer.sandbox.system_calls import rules
 
 MAX_OPEN_FILES = 32
 MAX_FILE_BYTES = 16 << 20
-"""The limit of one file; the folder's total is watched from outside."""
+"""The limit of one file. The parent checks the total size of the folder (`watching.py`)."""
 SECONDS_TO_SIGKILL = 5
 """Seconds of CPU time between SIGXCPU and SIGKILL. The parent ends the process earlier."""
 _CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -108,8 +108,8 @@ def confine(layers: Layers, limits: Limits, readable: list[str], folder: Path | 
 
 
 def make_unreadable(library: ctypes.CDLL | None = None) -> None:
-    """Makes the memory and the environment of this process unreadable for other processes of the same user. Needed
-    only without Landlock, which does the same for all processes outside of the sandbox."""
+    """Makes the memory and the environment of this process unreadable for other processes of the same user. This is
+    needed only without Landlock: with Landlock, a sandboxed process cannot read those of any process outside."""
     _prctl(library or ctypes.CDLL(None, use_errno=True), _Operation.PR_SET_DUMPABLE, 0)
 
 

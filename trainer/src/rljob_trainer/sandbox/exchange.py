@@ -48,12 +48,13 @@ _OPERATIONS: Mapping[str, Callable[..., object]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-"""What the statement can ask the code to do; the first argument is a value of the code. No operation sends a value with
-which a result is compared, so an operator such as `-` is missing: in `abs(f(1) - 3) < 1e-6`, it would."""
+"""The operations that the statement can request; the first argument is a value of the code. No operation may send the
+code a value with which a result is compared. So operators such as `-` are missing: with `-`, the test
+`abs(f(1) - 3) < 1e-6` would send the expected 3."""
 
 
 def serve(namespace: Mapping[str, object], requests: BinaryIO, replies: BinaryIO) -> None:
-    """The server, in the process of the code: replies to the requests of the statement's process."""
+    """Replies to the requests of the statement's process. Runs in the process of the code."""
     kept: list[object] = []
     numbers: dict[int, int] = {}
     """The numbers of the kept values, by their `id`."""
@@ -206,8 +207,8 @@ class Remote:
         return self._compare(">=", other)
 
     def _compare(self, operation: str, other: object) -> bool:
-        """The code compares only its own values. Otherwise, it would know the expected one and could decide that it is
-        equal."""
+        """Lets the code compare only its own values. Otherwise the code would get the expected value, and could decide
+        that it is equal."""
         return self._ask(operation, other) is True if isinstance(other, Remote) else NotImplemented
 
     def _ask(self, operation: str, *arguments: object) -> object:

@@ -11,7 +11,7 @@ from pathlib import Path
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _WRITE_FILE, _READ_FILE, _READ_DIR, _MAKE_FILE, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 8, 1 << 14
 _NUM_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""How many kinds of access to files each ABI knows; later ABIs know as many as 5."""
+"""Number of kinds of file access, by ABI. Later ABIs have the same number as ABI 5."""
 _ALL_TCP = 1 | 2
 """Bind and connect (ABI 4)."""
 _ALL_SCOPES = 1 | 2
@@ -24,9 +24,9 @@ def available_abi() -> int:
 
 
 def restrict(abi: int, readable: Sequence[str], folder: Path | None) -> None:
-    """Restricts this process for good: it can only read files in `readable`, and read, create and write files in
-    `folder`; `/dev/null` can be written, too. It cannot remove or rename files, so that the folder shows all that it
-    has written. PR_SET_NO_NEW_PRIVS must be set. Raises OSError."""
+    """Restricts this process permanently: it can only read files in `readable`, and read, create and write files in
+    `folder`; it can also write to `/dev/null`. It cannot remove or rename files, so all files that it has written are
+    in the folder, and their sizes can be added up. PR_SET_NO_NEW_PRIVS must be set. Raises OSError."""
     all_rights = (1 << _NUM_FILE_RIGHTS[min(abi, 5)]) - 1
     fields = (all_rights, _ALL_TCP if abi >= 4 else 0, _ALL_SCOPES if abi >= 6 else 0)
     num_fields = 1 + (abi >= 4) + (abi >= 6)

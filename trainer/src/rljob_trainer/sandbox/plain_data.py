@@ -1,4 +1,4 @@
-"""The JSON of plain data: what the two processes of an assert statement exchange.
+"""The form of plain data in JSON, in which the two processes of an assert statement exchange values.
 
 None, booleans, numbers, strings and lists are as in JSON. Any other value is an object with one key, the name of its
 kind, such as `{"tuple": [1, 2]}`. A value that is not plain data is `{"object": number}`.

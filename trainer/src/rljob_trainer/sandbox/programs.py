@@ -1,8 +1,8 @@
-"""The program of a sandboxed process: it runs the code of a response as a script, calls one of its functions, serves an
-assert statement, or runs such a statement.
+"""The program of a sandboxed process: it runs the code of a response as a script, calls one of its functions, serves
+the requests of an assert statement, or runs such a statement.
 
-The parent passes the descriptors. Everything that the code could read in this process belongs to its own test: expected
-outputs are never here, and an assert statement runs in another process than the code.
+The parent passes the descriptors. The process of the code has only the code and the input of one test: expected outputs
+are never in its memory, and an assert statement runs in another process.
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ def _run_statement(statement: str) -> dict[str, str]:
 
 
 def _modules_of(statement: ast.AST) -> dict[str, types.ModuleType]:
-    """The modules that the statement uses without an import, such as `math` in `assert math.isclose(f(1), 2)`: those of
-    which it only uses attributes that they have. Another use of such a name means something of the code, such as its
-    function `copy`."""
+    """The modules that the statement uses without an import, such as `math` in `assert math.isclose(f(1), 2)`. A name
+    is read as a module only if each use of it is an attribute that the module has. Otherwise it is a name of the code,
+    such as a function `copy`."""
     uses: dict[str, list[str]] = {name: [] for name in MODULES_OF_STATEMENTS}
     num_names = Counter(node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
     for node in ast.walk(statement):

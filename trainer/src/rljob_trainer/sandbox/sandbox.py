@@ -32,7 +32,7 @@ MAX_ERROR_BYTES = 1 << 20
 MAX_LINE_CHARACTERS = 200
 """The maximum length of the line of an exception in `Run.failure`."""
 ROUNDING_SECONDS = 0.01
-"""How much less CPU time than the limit the kernel may report of a process that has reached it."""
+"""Tolerance: for a process that has reached its limit of CPU time, the kernel may report this much less."""
 OUTPUT, ERRORS, CHANNEL = 0, 1, 2
 """Indices in `Process.streams`."""
 KILLED = "was killed by SIGKILL, probably because the machine is out of memory; reduce numProcesses or code.memory"
@@ -62,8 +62,8 @@ class ProgramLimits:
 
     @property
     def cpu_seconds(self) -> int:
-        """The limit of CPU time, at which the kernel sends SIGXCPU. The parent ends a program earlier; this limit holds
-        if the parent is stopped."""
+        """The limit of CPU time, at which the kernel sends SIGXCPU. The parent ends a program earlier; this limit is
+        for the case that the parent is stopped."""
         return math.ceil(self.seconds) + 1
 
 
@@ -252,7 +252,7 @@ def failure_of(process: Process, ending: Mapping[str, Any], limits: ProgramLimit
 
 
 def _described(exit_code: int) -> str:
-    """How a process ended; a negative number is a signal, as in `os.waitstatus_to_exitcode`."""
+    """Describes how a process ended; a negative number is a signal, as in `os.waitstatus_to_exitcode`."""
     return (
         f"ended by signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
     )
@@ -287,7 +287,7 @@ class Descriptors:
         return descriptor
 
     def add(self, descriptor: int) -> None:
-        """Takes over a descriptor."""
+        """Adds an open descriptor, which is then closed with the others."""
         self._open.add(descriptor)
 
     def close(self, descriptors: Iterable[int]) -> None:

@@ -15,7 +15,8 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}
 """The number of the system call seccomp."""
 X32_BIT = 0x40000000
-"""The bit in numbers of the x32 ABI of x86-64, whose calls would otherwise pass as other ones."""
+"""The bit that is set in the numbers of system calls of the x32 ABI of x86-64. Without a check of this bit, the filter
+could mistake such a call for another one."""
 
 _SET_MODE_FILTER, _GET_ACTION_AVAILABLE = 1, 2
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -58,7 +59,7 @@ def install_program(machine: str, instructions: Sequence[Instruction]) -> None:
 
 
 def filter_program(machine: str, rules: Sequence[Rule]) -> list[Instruction]:
-    """The filter: other architectures end the process, and calls without a rule fail with EPERM."""
+    """The filter. A call of another architecture ends the process; a call without a rule fails with EPERM."""
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_IF_EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -74,7 +75,7 @@ def filter_program(machine: str, rules: Sequence[Rule]) -> list[Instruction]:
 
 
 def _check(condition: Condition, error: int) -> list[Instruction]:
-    """Returns an error from the filter, unless the condition holds."""
+    """The instructions that make the call fail with this error, unless the condition holds."""
     load = [
         (_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * condition.argument),
         (_AND, 0, 0, condition.mask),

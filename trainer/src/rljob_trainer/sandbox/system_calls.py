@@ -1,9 +1,9 @@
 """The system calls that sandboxed code may make. All others fail with EPERM.
 
-It is a list of what is allowed, because a list of what is forbidden would be incomplete with every new kernel. Python
-programs that compute, read files and start threads need no others. None of them starts a process: `clone` is allowed
-only with the flags of a thread, and `fork`, `vfork` and `execve` are not in the list. The numbers are those of x86-64
-and of aarch64 (None: that machine does not have the call).
+This is an allow list, because a deny list would miss the new system calls of later kernels. Python programs that
+compute, read files and start threads need no other calls. None of the calls starts a process: `clone` is allowed only
+with the flags of a thread, and `fork`, `vfork` and `execve` are not in the list. The numbers are those of x86-64 and of
+aarch64 (None: that machine does not have the call).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ NUMBERS_WITH_CONDITIONS: dict[str, tuple[int, int | None]] = {
 _ACCESS_MODE, _CREATE, _TRUNCATE = 0o3, 0o100, 0o1000
 """O_ACCMODE, O_CREAT and O_TRUNC."""
 _UNNAMED_FILE = 0o20000000
-"""The bit of O_TMPFILE: a file without a name could not be found when the folder's size is added up."""
+"""The bit of O_TMPFILE, which creates a file without a name. The size of the folder would not include such a file."""
 _THREAD_FLAGS = 0x100 | 0x800 | 0x10000
 """CLONE_VM, CLONE_SIGHAND and CLONE_THREAD: a thread of this process."""
 _NO_THREAD_FLAGS = 0x2000 | 0x4000 | 0x8000 | 0x20000 | 0x800000 | 0x7E000000
@@ -140,8 +140,8 @@ _IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
 _PRCTL_COMMANDS = (15, 16)
 """PR_SET_NAME and PR_GET_NAME."""
 _LIMITS_BY_SIGKILL = (0, 15)
-"""RLIMIT_CPU and RLIMIT_RTTIME: the kernel sends SIGKILL at these limits. Code that lowers one of them would end in the
-same way as code that the kernel ends because memory ran out."""
+"""RLIMIT_CPU and RLIMIT_RTTIME: the kernel sends SIGKILL at these limits. If code could lower them, its end could not
+be distinguished from that of code that the kernel kills because memory ran out."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def watch(processes: Sequence[Process], seconds: float) -> str:
         while running:
             _read(selector, running, None)
         while any(isinstance(key.data, Stream) for key in selector.get_map().values()):
-            # What is still in the pipes. No process can write any more.
+            # Reads the rest of the data in the pipes. No process can write any more.
             _read(selector, running, None)
     return stopped
 
@@ -132,8 +132,8 @@ def _exceeded(process: Process) -> str:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether all threads of the process are ending or have ended. So a process whose pipes were closed by its end is
-    known to be ending, and one that closed them itself is not."""
+    """Whether all threads of the process are ending or have ended. This distinguishes a process whose end has closed
+    its pipes from a process that has closed its pipes itself."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return all(int(_stat_fields(each)[_FLAGS_FIELD]) & _PF_EXITING for each in threads)

@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 MAX_ROWS_PARSED = 100_000
 """Up to this many training rows, all answers are parsed in advance."""
 MAX_ROWS_OF_TESTS = 10_000
-"""The tests of so many rows of a dataset are parsed in advance. Tests may be large: some rows have megabytes."""
+"""The tests of at most this many rows of a dataset are parsed in advance, because tests may be large: some rows have
+megabytes."""
 MAX_PROCESSES = 16
 """Scoring processes for the check; each needs about 60 MiB on the controller's node."""
 ANSWERS_PER_BLOCK = 256
@@ -67,7 +68,7 @@ AnswerKey = tuple[type, object]
 def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPool]:
     """Starts the processes of each scorer without waiting for them; `stack` closes them. A MathAnswer scorer gets
     several processes to parse answers. Any other scorer gets one process, which shows whether the scorer can be
-    loaded, and whether its service answers."""
+    loaded, and whether its service replies."""
     num_processes = [
         min(each.reward.num_processes, num_usable_cores(), MAX_PROCESSES) if _reads_answers(each) else 1
         for each in reward.scorers
@@ -234,7 +235,7 @@ class DrawnRowFilter:
         ]
         self._left_out |= {_identity(row) for row, reason in zip(rows, reasons, strict=True) if reason is not None}
         if new:
-            where = "spec.training.datasets" if any(row.source for row in rows) else DATASET
+            where = "spec.training.datasets" if any(row.dataset for row in rows) else DATASET
             log.warning(
                 "%s: rows skipped because MathAnswer cannot score their answer: %d now, %d so far%s",
                 *(where, len(new), len(self._left_out), "".join(new[:NUM_ROWS_LOGGED])),

@@ -4,8 +4,9 @@ The controller records the value of each evaluation, and saves a checkpoint at a
 checkpoint contains the best values up to its own step, so a resumed run continues from them. A value counts only once
 its checkpoint is complete: until then the checkpoints that were the best before are kept.
 
-Values are compared only if they were measured in the same way (`evaluation_digest`), and if at most `maxFailureRate` of
-the responses have no score: the mean of a few responses, after an outage of a judge, is no value of the evaluation.
+Values are compared only if they were measured in the same way (`evaluation_digest`). A value does not count if more
+than `maxFailureRate` of the responses have no score: the mean of a few responses, after an outage of a judge, cannot be
+compared with other values.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ IRRELEVANT_OF_REWARD: Mapping[str, bool | set[str]] = {
 
 
 class BestState(WireModel):
-    """What a checkpoint stores."""
+    """The best checkpoints, as a checkpoint stores them."""
 
     metric: ShortText
     mode: KeepBestMode
@@ -85,7 +86,7 @@ class BestCheckpoints:
         return step in self._best(step)
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step is complete."""
+        """Records that the checkpoint of this step is complete."""
         later = [each for each in self._values if each > step]
         self._values = {each: self._values[each] for each in (*self._best(step), *later)}
 
@@ -103,23 +104,23 @@ class BestCheckpoints:
         )
 
     def restore(self, state: BestState | None, steps: Collection[int]) -> None:
-        """Continues from the state of the checkpoint that is loaded; None if it has none. `steps`: those of the
-        checkpoints that exist. After newer checkpoints were damaged, a best one of an older checkpoint may already be
-        removed."""
+        """Continues from the state in the checkpoint that is loaded; None if it has none. `steps`: the steps of the
+        checkpoints that exist. If a run resumes from an older checkpoint, because newer ones are damaged, a best
+        checkpoint in its state may have been removed already."""
         self._values = {}
         if state is None:
             return
         if (state.metric, state.mode) != (self.spec.metric, self.spec.mode):
             log.warning(
                 "spec.checkpoint.keepBest: the checkpoint was saved with metric %s and mode %s (now: %s, %s); the best "
-                "checkpoint is chosen anew from this step on",
+                "checkpoint is chosen only among later steps",
                 *(state.metric, state.mode, self.spec.metric, self.spec.mode),
             )
             return
         if state.evaluation_digest not in (None, self.evaluation_digest):
             log.warning(
                 "spec.checkpoint.keepBest: the evaluation of %s, or a reward that scores it, has changed since the "
-                "checkpoint was saved; the best checkpoint is chosen anew from this step on",
+                "checkpoint was saved; the best checkpoint is chosen only among later steps",
                 self.spec.metric,
             )
             return

@@ -32,13 +32,13 @@ EVALUATION_STREAM = 1
 ENVIRONMENT_STREAM = 9
 """The stream for the environments of evaluations."""
 EXTRACTS_ANSWERS = (RewardType.MATH_ANSWER, RewardType.REASONING_GYM, RewardType.FUNCTION)
-"""Types of rewards whose `found` is an answer, on which responses can agree. A judge's is its prose, and that of Code a
-report of tests."""
+"""Types of rewards whose `found` is an answer, on which responses can agree. `found` of a judge is the judge's text;
+`found` of Code is a report of tests."""
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What one evaluation found."""
+    """The results of one evaluation at one step."""
 
     name: str
     metrics: Metrics
@@ -100,7 +100,7 @@ class Evaluation:
         is_excluded_B = found.is_excluded_B
         if is_excluded_B.any():
             log.warning(
-                "evaluation %s: %d of %d responses have no score (%s); its scores are those of the others",
+                "evaluation %s: %d of %d responses have no score (%s); its scores are means over the other responses",
                 *(self.spec.name, int(is_excluded_B.sum()), len(is_excluded_B), reasons_text(found.reasons())),
             )
         return found

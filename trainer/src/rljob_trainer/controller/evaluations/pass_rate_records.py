@@ -1,4 +1,4 @@
-"""Records the pass rates of the prompts of a step, by which later prompts are chosen (`promptSampling`)."""
+"""Records the pass rates of a step's prompts, which decide how often these prompts are drawn (`promptSampling`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def record_pass_rates(
     cursor: Cursor, rollout: Rollout, threshold: float, metrics: Mapping[str, float]
 ) -> dict[str, float]:
     """Records the pass rates of a step in the cursor. Prompts that dynamic sampling has returned to the stream do not
-    count, so the result does not depend on how many prompts it has drawn at once.
+    count, so the result does not depend on how many prompts dynamic sampling has drawn at once.
 
     Args:
         cursor: The stream of training prompts, directly after the step.

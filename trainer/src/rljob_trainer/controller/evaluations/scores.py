@@ -1,5 +1,5 @@
-"""The metrics of an evaluation, computed from its scored responses. Pure functions; sums are exact, so that the order
-of the responses does not change a bit."""
+"""The metrics of an evaluation, computed from its scored responses. These are pure functions. Sums are exact, so the
+order of the responses does not change any bit of a metric."""
 
 from __future__ import annotations
 
