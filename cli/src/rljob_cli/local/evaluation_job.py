@@ -1,5 +1,5 @@
 """The job of `rljob evaluate`: the evaluations of a job file, on given weights, without training. A pure function,
-except for a look at the files of the weights."""
+except that it checks which files of the weights exist."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class EvaluationOptions:
 
 
 def evaluation_job(job: RLJob, options: EvaluationOptions) -> RLJob:
-    """The job that only evaluates: with 0 steps, and without what only training uses.
+    """The job that only evaluates: with 0 steps, and without the settings that only training uses.
 
     Raises:
-        CliError: there is no such evaluation, or the checkpoint is not what `--checkpoint` takes.
+        CliError: there is no such evaluation, or `--checkpoint` has an unsupported value.
     """
     spec, training = job.spec, job.spec.training
     # Adapters that are not trained add nothing, and a checkpoint of adapters becomes a merged model.
