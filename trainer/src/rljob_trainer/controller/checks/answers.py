@@ -10,10 +10,10 @@ For a training set of more than MAX_ROWS_PARSED rows step 2 would take too long.
 row when the row is drawn; a row that fails is skipped, counted and logged. Held-out rows are always checked in advance,
 because every evaluation scores all of them.
 
-A failing process does not mean that the data is wrong: an answer at which a process died or ran out of memory is tried
-once more, and so is an answer that timed out. If a process dies again, this attempt ends with ResourceError, because a
-retry may succeed. Rows that are drawn during training are different, because a retry would draw the same row again.
-Such a row is skipped if a process can still score a known good answer.
+If a process fails, the data may still be correct: an answer at which a process died or ran out of memory is tried once
+more, and so is an answer that timed out. If a process dies again, this attempt ends with ResourceError, because a retry
+may succeed. Rows that are drawn during training are different, because a retry would draw the same row again. Such a
+row is skipped if a process can still score a known good answer.
 """
 
 from __future__ import annotations
