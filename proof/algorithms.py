@@ -74,7 +74,7 @@ class Result:
 
 
 def main() -> int:
-    """Runs the program. The exit code is 1 if a bar is missed."""
+    """Runs the program. The exit code is 1 if a result misses its target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [recipe.name for recipe in RECIPES]
     parser.add_argument(
@@ -156,7 +156,7 @@ def counted(steps: int | None) -> int:
 
 
 def speed_table(learned: Mapping[str, Sequence[Result]]) -> bool:
-    """Prints the table of speeds and returns whether all recipes meet the bar."""
+    """Prints the table of speeds and returns whether all recipes meet the target."""
     target = mean([last(each.greedy) for each in learned[GRPO]]) - MARGIN
     of_grpo = mean([float(counted(steps_to(each.greedy, target))) for each in learned[GRPO]])
     print(f"\nThe score to reach: {target:.1%}; GRPO's mean: {of_grpo:.1f} steps\n")

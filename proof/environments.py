@@ -79,7 +79,7 @@ class Result:
 
 
 def main() -> int:
-    """Runs the program. The exit code is 1 if a bar is missed."""
+    """Runs the program. The exit code is 1 if a result misses its target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [example.name for example in EXAMPLES]
     parser.add_argument("--examples", nargs="+", default=names, choices=names)
@@ -143,7 +143,7 @@ def table(
     learned: Mapping[str, Sequence[Result]],
     controls: Mapping[tuple[str, str], Sequence[Result]],
 ) -> bool:
-    """Prints the results and returns whether all bars are met."""
+    """Prints the results and returns whether all targets are met."""
     print("\n| run | greedy before | after | sampled before | after | steps |")
     print("|---|---|---|---|---|---|")
     rows = [(name, results) for name, results in learned.items()]

@@ -36,7 +36,7 @@ BATCH_SIZE, GROUP_SIZE = 16, 8
 
 
 def main() -> int:
-    """Runs the program. The exit code is 1 if the bar is missed."""
+    """Runs the program. The exit code is 1 if the result misses its target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "proof" / "pass_rate")

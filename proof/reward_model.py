@@ -29,7 +29,7 @@ MIN_ACCURACY = 0.8
 
 
 def main() -> int:
-    """Runs the program. The exit code is 1 if the bar is missed."""
+    """Runs the program. The exit code is 1 if the result misses its target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=80)

@@ -110,7 +110,7 @@ class WithCalculator(Alone):
 
 
 def main() -> int:
-    """Runs the program. The exit code is 1 if a bar is missed."""
+    """Runs the program. The exit code is 1 if a result misses its target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "proof" / "smollm2-calculator")

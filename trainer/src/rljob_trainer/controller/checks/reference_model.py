@@ -1,5 +1,4 @@
-"""The model of a reference that has weights of its own, such as a teacher. Checks that it reads the policy's tokens as
-the policy does."""
+"""The model of a reference that has weights of its own, such as a teacher. Checks that it has the policy's tokens."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ def reference_model(
     job_folder: Path,
 ) -> ModelLocation | None:
     """Finds and checks the reference's model; None if the reference has the policy's weights. Raises ConfigurationError
-    if the model cannot be read, has other tokens than the policy, is too short for the job's rows, or cannot be split
-    over the reference's GPUs."""
+    if the model cannot be read, has other tokens than the policy, has a maximum length below that of the job's rows, or
+    cannot be split over the reference's GPUs."""
     named = spec.roles.ref.model
     if named is None:
         return None
@@ -63,9 +62,9 @@ def check_same_tokens(policy_folder: Path, folder: Path, source: str) -> None:
     _, token = min((number, token) for token, number in of_policy.items() ^ of_model.items())
     mine, theirs = (str(each.get(token, "missing")) for each in (of_policy, of_model))
     raise ConfigurationError(
-        f"{POLICY_FIELD}source: the tokenizer of {source} has other tokens than the policy's, so it would read other "
-        f"texts: the id of the token {token!r} is {mine} for the policy, and {theirs} for this model ({len(of_policy)} "
-        f"and {len(of_model)} tokens in all); choose a model with the policy's tokenizer"
+        f"{POLICY_FIELD}source: the tokenizer of {source} has other tokens than the policy's, so the same ids would be "
+        f"other texts: the id of the token {token!r} is {mine} for the policy, and {theirs} for this model "
+        f"({len(of_policy)} and {len(of_model)} tokens in all); choose a model with the policy's tokenizer"
     )
 
 
@@ -76,8 +75,8 @@ def _warn_of_other_end_tokens(policy_folder: Path, folder: Path, source: str) ->
     missing = sorted(set(policy.eos_token_ids) - set(model.eos_token_ids))
     if missing:
         log.warning(
-            "%ssource: the policy ends responses with %s, and %s with %s; if the policy seldom ends a response, use a "
-            "policy and a reference with the same end token",
+            "%ssource: the policy ends responses with %s, but %s ends them with %s; if few responses end before "
+            "maxNewTokens, use a policy and a reference with the same end token",
             REFERENCE_FIELD,
             policy.token_texts(policy.eos_token_ids),
             source,
