@@ -88,7 +88,7 @@ class OverlongPrompt(StrEnum):
 
 
 class Duplicates(StrEnum):
-    """What happens to rows whose prompt an earlier row of the same dataset has."""
+    """What happens to rows that repeat an earlier prompt of the dataset."""
 
     KEEP = "Keep"
     DROP = "Drop"
@@ -100,9 +100,9 @@ class Filters(WireModel):
     `data/filters.json` in the run folder has their number."""
 
     duplicates: Duplicates = Duplicates.KEEP
-    """What happens to rows whose prompt an earlier row of the same dataset has.
+    """What happens to rows that repeat an earlier prompt of the dataset.
 
-    Runs of white space count as one space."""
+    Several white space characters count as one space."""
     contamination_ngram_words: Annotated[PositiveCount, Field(ge=2, le=100)] | None = None
     """Drops rows that have this number of consecutive words in common with an evaluation prompt, for example 13.
 
@@ -160,8 +160,8 @@ class NamedDataset(Dataset):
     weight: PositiveNumber = 1.0
     """Share of the prompts, relative to the weights of the other datasets.
 
-    With weights 3 and 1, the order is A A B A, A A B A, and so on. It is fixed: any number of consecutive prompts has
-    these shares, up to less than two prompts of each dataset."""
+    With weights 3 and 1, the order is A A B A, A A B A, and so on. The order is fixed: among any consecutive prompts,
+    the number of prompts of a dataset differs from its share by less than 2."""
     rewards: Annotated[tuple[RewardName, ...], Field(max_length=16)] = ()
     """Names of the rewards that score responses to these prompts; empty: all."""
 
@@ -202,8 +202,8 @@ class Evaluation(WireModel):
 
 
 def metric_names(evaluation: Evaluation) -> Iterator[str]:
-    """Returns the metrics of all prompts of an evaluation that have a fixed name; the first is its main score. Those of
-    single rewards and sources have further names."""
+    """Yields the names of the metrics of an evaluation, its main score first. Metrics of single rewards and of sources
+    are not included."""
     prefix = f"{EVALUATION_METRICS}{evaluation.name}/"
     num_samples = evaluation.num_samples
     if evaluation.greedy:
@@ -228,7 +228,7 @@ class EvaluationScores:
     name: str
     """Name of the evaluation."""
     labels: Mapping[str, str]
-    """Words for people by the name of the metric, the main score first: `{"eval/heldout/greedy": "greedy",
+    """Readable labels by the name of the metric, the main score first: `{"eval/heldout/greedy": "greedy",
     "eval/heldout/mean_at_4": "sampled"}`."""
 
 

@@ -77,7 +77,7 @@ class RewardType(StrEnum):
     FUNCTION = "Function"
     """The result of a user-defined function."""
     MATH_ANSWER = "MathAnswer"
-    """1 if the final mathematical answer of the response equals the answer of the row, else 0 (math-verify)."""
+    """1 if the final mathematical answer of the response equals the answer of the row, else 0."""
     CODE = "Code"
     """How many of the row's tests the Python code in the response passes, from 0 to 1. It runs in a sandbox."""
     REASONING_GYM = "ReasoningGym"
@@ -118,7 +118,7 @@ class FunctionReward(WireModel):
     takes: Takes = Takes.RESPONSE
     """What a call gets: one response, several, or all to a prompt."""
     batch_size: PositiveCount = 64
-    """Most responses of a Batch."""
+    """Maximum size of a Batch."""
     max_concurrency: PositiveCount | None = None
     """Calls of an `async def` function at the same time; 64 by default.
 
@@ -156,7 +156,7 @@ class JudgeReward(WireModel):
     requests_per_minute: PositiveCount | None = None
     tokens_per_minute: PositiveCount | None = None
     prices: Prices | None = None
-    """Of a million prompt tokens and completion tokens."""
+    """Per million prompt and completion tokens."""
 
 
 class RemoteReward(WireModel):
@@ -168,7 +168,7 @@ class RemoteReward(WireModel):
     key_variable: EnvName | None = None
     """Environment variable with a bearer token."""
     batch_size: PositiveCount = 64
-    """Most responses of a request."""
+    """Maximum size of a batch."""
 
 
 class FormatReward(WireModel):
@@ -201,7 +201,7 @@ class CodeReward(WireModel):
     max_tests: PositiveCount = 15
     """Of more tests, those with the longest inputs are used."""
     test_timeout_seconds: TimeLimit = 4.0
-    """Time limit of one test. All tests of a response share timeoutSeconds; what has not ended then has failed."""
+    """Time limit of one test. All tests of a response share timeoutSeconds; unfinished tests then fail."""
     memory: Quantity = "1Gi"
     """Memory limit of one test."""
 
@@ -281,7 +281,7 @@ class Reward(WireModel):
 
     @property
     def error_policy(self) -> ErrorPolicy:
-        """The policy for errors. One reply of a service that cannot be read does not end a run by default."""
+        """The policy for errors. By default, an unusable reply of a service does not end a run."""
         default = ErrorPolicy.EXCLUDE if self.type in (RewardType.JUDGE, RewardType.REMOTE) else ErrorPolicy.FAIL
         return self.on_error or default
 
