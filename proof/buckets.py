@@ -1,5 +1,5 @@
-"""Shows that a job whose checkpoints are in a bucket survives on a real cluster: the server of the bucket (versitygw)
-is a pod, the head pod is lost, and the server is gone while the job trains.
+"""Shows that a job whose checkpoints are in a bucket survives failures on a real cluster. The server of the bucket
+(versitygw) is a pod. The head pod is deleted, and later the server is stopped for a while during the training.
 
     python proof/buckets.py [--steps 40] [--away-seconds 45]
 
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def facts(kubectl: Kubectl, objects: Path, options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, bool]]:
-    """Interrupts the job twice, and yields what must hold."""
+    """Interrupts the job twice. Yields each fact as a sentence, and whether it is true."""
     wait(kubectl, lambda status: status.checkpoint, "a checkpoint")
     saved = kubectl.status(JOB).checkpoint
     assert saved is not None
@@ -90,8 +90,8 @@ def facts(kubectl: Kubectl, objects: Path, options: argparse.Namespace, folder: 
     files = training_runs.RunFiles(folder / "copy")
     steps = files.training_steps()
     yield f"each of {options.steps} steps was recorded once", steps == list(range(1, options.steps + 1))
-    yield "the page is there", (folder / "copy" / "view.html").is_file()
-    yield "the exported model is there", (folder / "copy" / "export" / "model.safetensors").is_file()
+    yield "the copy has the page", (folder / "copy" / "view.html").is_file()
+    yield "the copy has the exported model", (folder / "copy" / "export" / "model.safetensors").is_file()
 
     bucket = objects / BUCKET / PREFIX
     manifests = sorted(path.parent.name for path in (bucket / "checkpoints").glob("step-*/manifest.json"))

@@ -5,9 +5,10 @@ step and with few.
 
 The teacher is the quickstart's model after the quickstart's 80 steps of GRPO. The students start from the model that
 the teacher started from. GRPO and distillation have the same number of responses per step, the same learning rate, and
-one update per step; distillation reads no rewards, which only measure the held-out score. The target scores, greedy and
-sampled, are the mean final scores of GRPO's runs, minus MARGIN; a run has reached a target at its first evaluation with
-that score. The exit code is 1 if distillation needs more steps than GRPO to a target, mean of the seeds.
+one update per step. Distillation does not use the rewards, which only measure the held-out score. The target scores,
+greedy and sampled, are the mean final scores of GRPO's runs, minus MARGIN. A run reaches a target at its first
+evaluation with at least that score. The exit code is 1 if distillation needs more steps than GRPO to a target (mean of
+the seeds).
 
 Existing runs are not repeated.
 """

@@ -4,11 +4,12 @@
 
 Writes Parquet files (about 210 MB for a million rows) and a tokenizer, unless the folder has them. No model is trained.
 
-1. A process filters the rows (too long, duplicates, answers) and is killed at a fifth of them. It leaves no index.
-2. Another one filters all rows, and draws the stream up to row 7 million (of 20 million): most of it as row numbers,
-   the last batches as prompts, which it reads and tokenizes. It is killed there.
-3. A third process resumes at its last saved position; the filters do not run again. A fourth one draws the same rows
-   without being killed.
+1. A process filters the rows (too long, duplicates, answers) and is killed after a fifth of them. It must leave no
+   index.
+2. A second process filters all rows, and draws the stream up to row 7 million (of 20 million). It draws most rows only
+   as row numbers; it reads and tokenizes the last batches. Then it is killed.
+3. A third process resumes at the last saved position of the second one; the filters do not run again. A fourth process
+   draws the same rows without being killed.
 
 The exit code is 1 if the prompts differ, if the filters drop other rows than the data was made for, or if a process
 needs more than 2 GiB. With `--measure-reads`, prints only the time of one core per prompt that is read.
@@ -61,7 +62,7 @@ PART = 100_000
 NUM_ROWS, MIN_READ = 20_000_000, 40
 VOCABULARY = 16_000
 NUM_WORDS, NUM_COMMON = 5000, 10_000
-"""Different words of the data, and prompts that are repeated in all of it."""
+"""Number of different words of the data, and number of prompts that are repeated in all files."""
 
 
 def main() -> int:
@@ -116,7 +117,7 @@ def main() -> int:
 
 
 def expected_drops(num_rows: int) -> dict[str, int]:
-    """The rows that the filters drop, as `write_data` has made them."""
+    """The numbers of rows that the filters must drop, because `write_data` has made them so."""
     num_hundreds = num_rows // 100
     return {"overlongPrompt": num_rows // 1000, "duplicates": 2 * num_hundreds - min(num_hundreds, NUM_COMMON)}
 
@@ -160,7 +161,7 @@ def write_data(folder: Path, num_files: int, num_rows: int, rows_per_group: int)
 
 @dataclass(frozen=True)
 class Texts:
-    """Random words of a part of the rows. All parts have the same ones, after titles with the number of the row."""
+    """Random texts of a part of the rows. All parts have the same texts, after titles with the number of the row."""
 
     prompts: pyarrow.Array
     long_prompts: pyarrow.Array
@@ -307,7 +308,8 @@ def indexed_rows(folder: Path, dataset: Dataset, index: RowIndex) -> IndexedRows
 
 def measure_reads(folder: Path) -> None:
     """Prints the time of one core per prompt, by the number of prompts that are read together from 20 million rows. If
-    there are fewer rows, as many fewer prompts are read, so that equally many are in the same row group."""
+    the data has fewer rows, proportionally fewer prompts are read, so that as many prompts are in the same row group.
+    """
     dataset, files = dataset_and_files(folder)
     report = FilterReport(dataset=WHERE, num_rows=files.num_rows, num_kept=files.num_rows)
     state = IndexState(key="", report=report, longest=0, largest_token=0)
@@ -325,8 +327,8 @@ def measure_reads(folder: Path) -> None:
 
 
 def drawn_as_numbers(index: RowIndex, kill_at: int) -> CursorState:
-    """Draws the beginning of the stream as row numbers, and returns the position. The same rows are drawn as prompts
-    for the last batches before the kill."""
+    """Draws the beginning of the stream as row numbers, up to the batches that are drawn as prompts before the kill.
+    Returns the position."""
     numbers = PromptCursor(range(len(index.numbers)), seed=3, shuffle=True, digest=index.state.key)
     digest = hashlib.sha256()
     while (left := kill_at - NUM_BATCHES * sum(BATCH_SIZES) - numbers.state().ordinal) > 0:
@@ -360,7 +362,7 @@ def peak_mib(process: int | str = "self") -> int:
 
 
 def core_seconds() -> float:
-    """Time of one core that this process and its ended children have needed."""
+    """Time of one core that this process and its ended children have used, in seconds."""
     return round(sum(os.times()[:4]), 1)
 
 

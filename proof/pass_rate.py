@@ -2,10 +2,10 @@
 
     python proof/pass_rate.py [--seeds 0 1 2] [--folder FOLDER] [--picture PNG]
 
-The task is the quickstart's, to sort five digits, with GRPO. Easy rows have one digit five times, and too hard rows
-have seven digits, which the model has never seen. Both kinds of sampling have equally many steps, prompts and
-responses. The held-out score is that of random rows of five digits. The exit code is 1 if the sampled score at the end,
-mean of the seeds, is below that of uniform sampling.
+The task is that of the quickstart: to sort five digits, with GRPO. Easy rows have one digit five times. Rows that are
+too hard have seven digits; the model has never seen such rows. Both kinds of sampling have the same number of steps,
+prompts and responses. The held-out score is that of random rows of five digits. The exit code is 1 if the sampled score
+at the end (mean of the seeds) is below that of uniform sampling.
 
 Existing runs are not repeated.
 """

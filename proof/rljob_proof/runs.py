@@ -1,4 +1,4 @@
-"""Makes runs that derive from the quickstart, one after the other in this process, on one Ray cluster."""
+"""Runs variants of the quickstart, one after the other in this process, on one Ray cluster."""
 
 from __future__ import annotations
 

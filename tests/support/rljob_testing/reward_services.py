@@ -1,4 +1,5 @@
-"""HTTP servers on this machine that judge responses, and misbehave as a test says."""
+"""HTTP servers on this machine that stand for judges and reward servers. A test chooses their replies, also wrong
+ones."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class RewardService:
 
     url: str
     answer: Callable[[Received], Answer]
-    """What it does with each request; a test may replace it."""
+    """Returns the answer to a request; a test may replace this function."""
     received: list[Received] = field(default_factory=list)
     most_at_once: int = 0
     """The largest number of requests that were answered at the same time."""
@@ -64,7 +65,7 @@ class RewardService:
         self.answer = lambda _: left.pop(0) if len(left) > 1 else left[0]
 
     def most_in(self, seconds: float) -> int:
-        """The largest number of requests in any time of this length."""
+        """The largest number of requests in any period of this length."""
         times = [each.at for each in self.received]
         return max(sum(begin <= at < begin + seconds for at in times) for begin in times)
 

@@ -1,4 +1,4 @@
-"""A client of the test's S3 server: credentials in the environment, and retries without long waits."""
+"""A client of the S3 server in tests: credentials in the environment, and retries without long waits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rljob_testing.buckets.s3_server import CREDENTIALS
 
 @contextmanager
 def quick_client(seconds: float = 20, variables: Mapping[str, str] = CREDENTIALS) -> Iterator[None]:
-    """Within the context this process is a client that repeats requests at once, and for at most `seconds`. Forks of
-    this process are, too. `variables`: the only ones of AWS in the environment."""
+    """Within the context, this process and its forks retry requests almost at once, and for at most `seconds`.
+    `variables`: the only variables in the environment whose names begin with AWS_."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bucket, "FIRST_BACKOFF_SECONDS", 0.005)
         patch.setattr(bucket, "MAX_BACKOFF_SECONDS", 0.02)

@@ -1,7 +1,6 @@
 """An HTTP proxy in front of an S3 server that injects faults into chosen requests.
 
-It forwards every byte of a request, so signatures stay valid, and sees the real requests of the client: also its
-retries.
+It forwards every byte of a request, so signatures stay valid. It sees all requests of the client, including retries.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class FaultProxy:
     def _exchange(
         self, client: socket.socket, server: socket.socket, requests: BufferedReader, answers: BufferedReader
     ) -> bool:
-        """Forwards one request and its answer. Returns whether the connection goes on."""
+        """Forwards one request and its answer. Returns whether the connection continues."""
         head, fields = _head(requests)
         body = requests.read(int(fields.get("content-length", "0")))
         method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
@@ -183,7 +182,7 @@ def _answer(stream: BufferedReader, method: str) -> bytes:
 
 
 def _send_fault(client: socket.socket, fault: Fault) -> bool:
-    """Answers with an error, or closes the connection. Returns whether the connection goes on."""
+    """Answers with an error, or closes the connection. Returns whether the connection continues."""
     if fault is Fault.LOST_REQUEST:
         return False
     status, reason, code = _STATUS[fault]

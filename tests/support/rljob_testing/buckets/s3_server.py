@@ -19,10 +19,10 @@ from rljob_testing.settings import inherited_environment
 
 ACCESS_KEY, SECRET_KEY = "access-key-of-the-test", "secret-key-of-the-test"
 CREDENTIALS: Mapping[str, str] = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-"""Environment variables of a client. It has the permissions of docs/storage.md and no other."""
+"""Environment variables of a client that has exactly the permissions of docs/storage.md."""
 READER_KEY = "access-key-that-may-only-read"
 READER_CREDENTIALS = {**CREDENTIALS, "AWS_ACCESS_KEY_ID": READER_KEY}
-"""Those of a client that may only list and read."""
+"""Environment variables of a client that may only list and read."""
 BUCKET = "checkpoints-of-tests"
 _READ = ["s3:GetObject"]
 _WRITE = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
@@ -60,7 +60,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     accounts.mkdir()
     users = {key: {"access": key, "secret": SECRET_KEY, "role": "user"} for key in (ACCESS_KEY, READER_KEY)}
     (accounts / "users.json").write_text(json.dumps({"accessAccounts": users}))
-    # Where the server keeps the policy of a bucket.
+    # The server stores the policy of a bucket in this extended attribute.
     os.setxattr(objects / BUCKET, "user.policy", json.dumps(_policy()).encode())
     server = S3Server(free_port(), objects)
     variables = {"ROOT_ACCESS_KEY": "root", "ROOT_SECRET_KEY": "secret-key-of-root"}

@@ -1,8 +1,8 @@
 """Attempts to escape from the sandbox of the reward Code, or to do damage from within.
 
-Each attempt is Python code that prints what happened; SCORER in it is the id of the scoring process, and TARGET a file
-that all users can write. `is_stopped` decides by what it printed and by how the sandbox describes its end; an attempt
-that succeeds prints ESCAPED.
+Each attempt is Python code that prints what happened. SCORER in the code is replaced by the id of the scoring process,
+and TARGET by a file that all users can write. An attempt that succeeds prints ESCAPED. `is_stopped` decides by the
+output and by the failure that the sandbox reports.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ arm = os.uname().machine == "aarch64"
 
 
 def _refused(*attempts: str, error: str = "EPERM", needs_landlock: bool = False) -> Attack:
-    """An attempt of which every line must fail with this error."""
+    """An attempt in which each of these expressions must fail with this error."""
     lines = [f"attempt({number}, lambda: {act})" for number, act in enumerate(attempts)]
     expected = "".join(f"{number} {error}\n" for number in range(len(attempts)))
     return Attack(_TRY + "\n".join(lines), expected, needs_landlock=needs_landlock)

@@ -1,6 +1,6 @@
-"""Runs all attacks in one sandbox and prints a JSON object: the layers of the sandbox, and for each attack what was
-seen. It needs only the sandbox's modules, so that it also runs in a pod. Afterwards there must be no process left, and
-the process that runs it must be unharmed."""
+"""Runs all attacks in one sandbox and prints a JSON object: the layers of the sandbox, the result of each attack, and
+the number of processes that are left (it must be 0). It imports only the sandbox's modules, so that it also runs in a
+pod."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 
 
 def main() -> None:
-    """Prints the object, and what is left."""
+    """Runs all attacks with the kernel that the arguments choose, and prints the JSON object."""
     if WITHOUT_LANDLOCK in sys.argv:
         hide_landlock()
     with tempfile.TemporaryDirectory(prefix="rljob-attacks-") as folder:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def run_attacks(target: str) -> None:
-    """Runs them. `target`: a file that they try to change."""
+    """Runs the attacks. `target`: a file that they try to change."""
     adopt_orphans()
     with open(target, "w") as file:
         file.write(TARGET_TEXT)
@@ -68,7 +68,7 @@ def run_attacks(target: str) -> None:
             "failure": run.failure,
             "seconds": round(time.monotonic() - began, 3),
         }
-    # A program runs as ever after all of these.
+    # After all attacks, the sandbox must still run a program.
     after = sandbox.run(Mode.SCRIPT, {"code": "print(input())"}, b"fine", ProgramLimits(10.0, 1000))
     sandbox.close()
     with open(target) as file:
@@ -96,8 +96,8 @@ def hide_landlock() -> None:
 
 
 def use_old_landlock(folder: str) -> None:
-    """Makes zygotes of this process use Landlock as on a kernel with OLD_ABI: they do not ask for the newer rights. A
-    program in `folder` starts them."""
+    """Makes the zygotes of this process use Landlock as on a kernel with OLD_ABI: they do not request the newer rights.
+    A program in `folder` starts them."""
     program = os.path.join(folder, "python")
     with open(program, "w") as file:
         file.write(_ZYGOTE_WITH_OLD_LANDLOCK)

@@ -1,4 +1,5 @@
-"""Steps of dynamic sampling on a dataset whose groups have known scores. Responses are remote and cannot be fetched."""
+"""Steps of dynamic sampling on a dataset whose groups have known scores. The tokens of responses are references to
+workers that do not exist, so a test fails if it fetches them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ NUMBERS = "number_in_step"
 
 @dataclass(frozen=True)
 class Nowhere(ShardReference):
-    """Tokens of a round, on a worker."""
+    """A reference to the tokens of a round, on a worker that does not exist."""
 
     number: int
 
@@ -52,11 +53,11 @@ class World:
 
     num_prompts: int
     differs: Callable[[int], bool]
-    """By the prompt's row: whether its group differs in the score. In the reward `right`, every third of these does
-    not."""
+    """For a prompt's row: whether the scores of its group differ. In the reward `right`, rows that are multiples of 3
+    always have equal scores."""
     shuffle: bool = False
     status_of: Callable[[int, int], RewardStatus] = lambda _row, _number: RewardStatus.OK
-    """By the prompt's row and the number of the response in its group: how the scoring ended."""
+    """For a prompt's row and the number of the response in its group: how the scoring ended."""
     rounds: list[list[int]] = field(default_factory=list)
     """The requested prompts of each round, by row."""
     by_pass_rate: bool = False
@@ -67,7 +68,8 @@ class World:
         self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle, digest="any", pass_rates=pass_rates)
 
     def generate(self, drawn: Sequence[DrawnRow[PromptRow]], num_drawn: int) -> Rollout:
-        """Scores 0 and 1 for a group that differs, else 0; the tokens stay remote."""
+        """Returns groups with the scores 0 and 1 if their scores differ, and otherwise with 0. Their tokens cannot be
+        fetched."""
         prompts = [each.row for each in drawn]
         self.rounds.append([prompt.index for prompt in prompts])
         rows = [prompt.index for prompt in prompts for _ in range(GROUP_SIZE)]
