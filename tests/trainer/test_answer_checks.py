@@ -282,7 +282,7 @@ def of_datasets(answers: dict[str, str]) -> dict[str, list[PromptRow]]:
     """A row for each dataset, with this answer; the dataset's only reward has the dataset's name."""
     return {
         f"spec.training.datasets[{index}]": [
-            dataclasses.replace(row, rewards=(name,), source=name, location=f"{name}.jsonl, line 1")
+            dataclasses.replace(row, rewards=(name,), dataset=name, location=f"{name}.jsonl, line 1")
             for row in rows(answer)
         ]
         for index, (name, answer) in enumerate(answers.items())

@@ -126,7 +126,7 @@ def test_an_endpoint_that_is_not_a_store(refused: Refused) -> None:
     with running_http_server(server):
         message = refused(job_in(endpoint), ConfigurationError)
     assert message == (
-        f"spec.checkpoint.storage.s3: s3://{BUCKET}/team/run-1 at {endpoint}: creating failed: the store answers with"
+        f"spec.checkpoint.storage.s3: s3://{BUCKET}/team/run-1 at {endpoint}: creating failed: the store returned"
         " an error (404); check the endpoint, the region and the store"
     )
 

@@ -14,8 +14,9 @@ NFC_GROWTH = 3
 """Largest factor by which Unicode's normalization form C makes a text longer, in bytes of UTF-8
 (https://www.unicode.org/faq/normalization). Texts of ASCII characters are not changed."""
 TEXT_BYTES = frozenset((*range(0x21, 0x7F), *range(0x80, 0xC0)))
-"""The visible characters of ASCII, and the bytes of which each other character of UTF-8 has at least one. Some
-tokenizers have no tokens for control characters, and leave them out."""
+"""Bytes that must have a token: the visible characters of ASCII, and the continuation bytes of UTF-8, of which each
+character outside of ASCII has at least one. Control characters are not included, because some tokenizers have no tokens
+for them and drop them."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class TokenBound:
     num_special: int
     """Tokens that are added to each text, such as BOS."""
     non_ascii_growth: int
-    """Factor by which a text with other than ASCII characters may be longer when its tokens are made."""
+    """Factor by which the tokenizer's normalization may make a text longer that is not pure ASCII."""
     largest_token: int
     """The highest id in the tokenizer's vocabulary."""
 
