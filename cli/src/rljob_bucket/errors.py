@@ -14,6 +14,7 @@ class BucketFault(StrEnum):
     CERTIFICATE = "the certificate of the store is not trusted"
     UNREACHABLE = "the store does not respond"
     OVERLOADED = "the store fails or limits requests at the moment"
+    CHANGED = "the file was replaced while it was read"
     NO_CONDITIONAL_WRITES = "the store has replaced the file, so it lacks conditional writes (If-None-Match)"
     OTHER = "the store answers with an error"
 
@@ -30,12 +31,13 @@ _ADVICE = {
     ),
     BucketFault.UNREACHABLE: "check the endpoint and the network",
     BucketFault.OVERLOADED: "try again, or ask who runs the store",
+    BucketFault.CHANGED: "try again",
     BucketFault.NO_CONDITIONAL_WRITES: "use a store or a version that has them (see docs/storage.md)",
     BucketFault.OTHER: "check the endpoint, the region and the store",
 }
 
 
-TEMPORARY = frozenset({BucketFault.UNREACHABLE, BucketFault.OVERLOADED})
+TEMPORARY = frozenset({BucketFault.UNREACHABLE, BucketFault.OVERLOADED, BucketFault.CHANGED})
 """Faults that may be gone in a later attempt."""
 
 
