@@ -188,7 +188,8 @@ def test_the_results_are_fetched_and_the_page_is_written(
     run([*rljob, "get-results", JOB, str(tmp_path / "results")])
     copied, run_folder = tmp_path / "results", finished.storage / "run"
     files = [file.relative_to(run_folder) for file in run_folder.rglob("*") if file.is_file()]
-    expected = [file for file in files if file.parts[0] != "logs"]
+    # The model's configuration is copied with the checkpoints.
+    expected = [file for file in files if file.parts[0] not in {"logs", "model-config"}]
     assert {file: digest(copied / file) for file in expected} == {file: digest(run_folder / file) for file in expected}
     assert "<html" in (copied / "view.html").read_text()
     wait_for(lambda: kubectl.names("pods", LABEL_RESULTS_OF) == [], "the pod is deleted", timeout_seconds=60)

@@ -29,7 +29,7 @@ from rljob_testing.training.tracker_files import MlflowRecord, mlflow_runs
 
 NUM_STEPS, STEPS_BEFORE, STEPS_WHILE_STOPPED = 12, 2, 3
 START_SECONDS = 120.0
-FILES = ("job.yaml", f"samples/step-{NUM_STEPS:06d}.json", "view.html")
+FILES = ("job.yaml", f"samples/heldout/step-{NUM_STEPS:06d}.json", "view.html")
 
 
 def main() -> int:
@@ -73,12 +73,7 @@ def facts(run: MlflowRecord, files: training_runs.RunFiles) -> dict[str, bool]:
     return {
         f"all {len(expected)} metrics are those of metrics.jsonl: {different[:3]}": not different,
         "the run is finished, in its second attempt": (run.status, run.tags["rljob.attempt"]) == ("FINISHED", "2"),
-        "the server has the job, the samples and the page": {
-            "job.yaml",
-            f"samples/step-{NUM_STEPS:06d}.json",
-            "view.html",
-        }
-        <= set(run.files),
+        "the server has the job, the samples and the page": set(FILES) <= set(run.files),
     }
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -27,9 +28,10 @@ from rljob_cli.cluster.view_bucket import view_bucket
 from rljob_cli.errors import CliError
 from rljob_cli.local.view import ViewOptions
 from rljob_testing.buckets.clients import quick_client
-from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, fault_proxy
+from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request, fault_proxy
 from rljob_testing.buckets.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 from rljob_testing.cli import job_statuses
+from rljob_testing.local_servers import free_port
 
 NO_CLUSTER = cast(Cluster, SimpleNamespace())
 """A bucket is read without the cluster."""
@@ -110,6 +112,45 @@ def test_lost_answers_do_not_matter_and_a_refusal_is_one_error(proxy: FaultProxy
     with pytest.raises(ResultsError, match="the bucket does not exist"):
         copy(job_at(proxy.endpoint, "no-such-bucket"), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
+    server: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    path, newer = server.path("team/small/run/export/model.safetensors"), os.urandom(len(MODEL))
+    reads: list[str] = []
+
+    def replace_before_second(request: Request) -> None:
+        if request.method == "GET" and path.name in request.target:
+            reads.append(request.target)
+            if len(reads) == 2:
+                bucket.write(path, newer)
+
+    proxy.choose = replace_before_second
+    try:
+        for name in ("results", "download"):
+            reads.clear()
+            if name == "results":
+                copy(job_at(proxy.endpoint), tmp_path)
+                found = tmp_path / "export/model.safetensors"
+            else:
+                found = tmp_path / "model"
+                bucket.download(replace(path, endpoint=proxy.endpoint), found)
+            # Half of the older and half of the newer file would be a model that nobody has trained.
+            assert found.read_bytes() == newer
+            assert len(reads) >= 4
+            bucket.write(path, MODEL)
+    finally:
+        bucket.write(path, MODEL)
+
+
+def test_view_without_a_connection_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    with quick_client(0.2, {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}):
+        clock, options = Clock(sleep=lambda _: None), ViewOptions(Path())
+        with pytest.raises(ResultsError, match="the store does not respond"):
+            view_bucket(f"s3://{BUCKET}/team/small", options, Console(file=io.StringIO()), clock)
 
 
 def test_view_of_an_address_writes_the_page(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,7 @@ def test_mlflow_has_one_run_with_one_value_per_step(
     # Also the steps of the lost attempt that were repeated, because the repeated steps have the same results.
     values = uninterrupted.files.series("critic/rewards/mean")
     assert run.values["critic/rewards/mean"] == list(enumerate(values, start=1))
-    assert {f"samples/step-{NUM_STEPS:06d}.json", "view.html"} <= run.files.keys()
+    assert {f"samples/heldout/step-{NUM_STEPS:06d}.json", "view.html"} <= run.files.keys()
 
 
 def test_all_processes_write_their_stacks(finished: Finished) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.settings import inherited_environment
-from rljob_trainer.stack_traces import DUMP_SIGNAL, Stacks, take_stacks, traced_processes
+from rljob_trainer.stack_traces import DUMP_SIGNAL, PYTHON_SIGNAL, Stacks, take_stacks, traced_processes
 
 PROGRAM = """
 import ctypes, faulthandler, os, signal, sys, threading, time
@@ -60,13 +60,36 @@ def generating():
 
 def ending():
     faulthandler.unregister(44)
+    signal.signal(45, signal.SIG_IGN)
     sleeping()
+
+def exiting():
+    def late():
+        print("there", flush=True)
+        time.sleep(600)
+
+    import atexit
+    # Runs after what StackFile has registered, as the end of the interpreter does.
+    atexit._run_exitfuncs()
+    late()
 
 def becoming_another():
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     print("there", flush=True)
     signal.sigwait([signal.SIGUSR1])
     stacks.rename("second role", 4)
+    sleeping()
+
+def calling_in_threads():
+    def called(depth):
+        return called(depth - 1) if depth else 0
+
+    def calling():
+        while True:
+            called(20)
+
+    for _ in range(3):
+        threading.Thread(target=calling, daemon=True).start()
     sleeping()
 
 def counting():
@@ -151,6 +174,17 @@ def test_a_process_continues_and_can_be_asked_again(tmp_path: Path, start: Start
     assert process.stdout.readline() == "sums are right\n"
 
 
+def test_the_stacks_of_running_threads_are_written_by_the_handler_in_python(tmp_path: Path, start: Start) -> None:
+    """That of faulthandler would read them while they change, and would crash the process in rare cases."""
+    start("calling_in_threads")
+    [traced] = traced_processes(tmp_path)
+    [stacks] = take_stacks([traced], 300.0)
+    assert stacks.text.count(" in calling\n") >= 3
+    assert "_write_stacks" not in stacks.text
+    while b"_write_stacks" not in traced.file.read_bytes():
+        time.sleep(0.01)
+
+
 def test_the_main_thread_is_distinguished_from_others(tmp_path: Path, start: Start) -> None:
     start("beside_a_thread")
     [stacks] = taken(tmp_path)
@@ -189,12 +223,16 @@ def test_a_stopped_process_is_neither_waited_for_nor_signalled(tmp_path: Path, s
     assert stacks.innermost_frame.startswith("unknown: the process is stopped by a signal")
 
 
-def test_processes_that_start_or_end_without_a_handler_are_not_signalled(tmp_path: Path, start: Start) -> None:
-    process = start("ending")
+@pytest.mark.parametrize("way", ["ending", "exiting"])
+def test_processes_that_start_or_end_without_a_handler_are_not_signalled(
+    tmp_path: Path, start: Start, way: str
+) -> None:
+    process = start(way)
     [stacks] = taken(tmp_path)
     assert stacks.innermost_frame.startswith("unknown: the process is starting or exiting")
     # Also if the handler disappears between the check and the signal.
-    os.kill(process.pid, DUMP_SIGNAL)
+    for number in (PYTHON_SIGNAL, DUMP_SIGNAL):
+        os.kill(process.pid, number)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
 

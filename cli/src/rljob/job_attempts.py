@@ -159,7 +159,7 @@ def storage_uri(job: StoredJob) -> str | None:
     if storage is None:
         return None
     if storage.s3 is not None:
-        return job_folder(storage.s3, job.metadata.name).as_uri()
+        return job_folder(storage.s3, job.metadata.namespace, job.metadata.name).as_uri()
     return f"pvc://{storage.persistent_volume_claim}/{storage.sub_path or job.metadata.name}"
 
 

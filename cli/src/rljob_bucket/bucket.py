@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
 from rljob_bucket.errors import BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import S3Config
 
 MIB = 2**20
@@ -39,7 +39,10 @@ reference until the part is sent."""
 READ_BYTES = 8 * MIB
 READS_AT_ONCE = 8
 """Large ranges are read in parallel, because one connection to a store transfers only a few tens of MB/s."""
-REQUEST_SECONDS = 120
+MAX_DOWNLOADS = 3
+MIN_REQUEST_SECONDS, REQUEST_SECONDS = 10, 120
+"""The smallest and the largest time limit of one request. Between them, the limit is the time for which requests are
+retried. A connection must be opened within the smallest limit."""
 RETRY_SECONDS = 180
 """How long a request is retried after errors of the network or of the store (5xx, 429)."""
 MAX_RETRIES = 20
@@ -73,6 +76,8 @@ class FileInfo:
     """In bytes."""
     mtime_ns: int
     """When it was written, in ns since 1970."""
+    version: str | None
+    """The store's tag of this content (ETag); None if it has none."""
 
 
 @dataclass(frozen=True)
@@ -89,24 +94,26 @@ def read(path: BucketPath) -> bytes:
     return _request(path, "reading", lambda store: bytes(obstore.get(store, path.key).bytes()))
 
 
-def read_into(path: BucketPath, start: int, buffer: memoryview) -> int:
+def read_into(path: BucketPath, start: int, buffer: memoryview, version: str | None = None) -> int:
     """Fills the buffer with the file's bytes from `start` on. Returns their number, which is smaller than the buffer if
-    the file ends before. Raises FileNotFoundError, BucketError."""
+    the file ends before. With `version`, raises BucketError (CHANGED) if the file has another content now. Also raises
+    FileNotFoundError, BucketError."""
     if len(buffer) <= READ_BYTES:
-        return _read_part(path, start, buffer)
+        return _read_part(path, start, buffer, version)
     offsets = range(0, len(buffer), READ_BYTES)
-    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="bucket-read") as pool:
-        return sum(pool.map(lambda at: _read_part(path, start + at, buffer[at : at + READ_BYTES]), offsets))
+    with _threads(READS_AT_ONCE, "bucket-read") as pool:
+        return sum(pool.map(lambda at: _read_part(path, start + at, buffer[at : at + READ_BYTES], version), offsets))
 
 
-def _read_part(path: BucketPath, start: int, buffer: memoryview) -> int:
+def _read_part(path: BucketPath, start: int, buffer: memoryview, version: str | None) -> int:
     if not len(buffer):
         return 0
+    options: GetOptions = {"range": (start, start + len(buffer))}
+    if version is not None:
+        options["if_match"] = version
     try:
         data = memoryview(
-            _request(
-                path, "reading", lambda store: obstore.get_range(store, path.key, start=start, end=start + len(buffer))
-            )
+            _request(path, "reading", lambda store: obstore.get(store, path.key, options=options).bytes())
         )
     except BucketError as error:
         if error.code.startswith("416"):
@@ -117,12 +124,20 @@ def _read_part(path: BucketPath, start: int, buffer: memoryview) -> int:
 
 
 def download(path: BucketPath, target: Path) -> None:
-    """Downloads a file of any size. Raises FileNotFoundError, BucketError, and OSError of the local file."""
-    buffer, start = memoryview(bytearray(min(size(path), READ_BYTES))), 0
-    with target.open("wb") as file:
-        while count := _read_part(path, start, buffer):
-            file.write(buffer[:count])
-            start += count
+    """Downloads a file of any size. Begins again if the file is replaced meanwhile, at most MAX_DOWNLOADS times. Raises
+    FileNotFoundError, BucketError, and OSError of the local file."""
+    for attempt in range(1, MAX_DOWNLOADS + 1):
+        found, start = info(path), 0
+        buffer = memoryview(bytearray(min(found.size, READ_BYTES)))
+        try:
+            with target.open("wb") as file:
+                while count := _read_part(path, start, buffer, found.version):
+                    file.write(buffer[:count])
+                    start += count
+            return
+        except BucketError as error:
+            if error.fault is not BucketFault.CHANGED or attempt == MAX_DOWNLOADS:
+                raise
 
 
 def size(path: BucketPath) -> int:
@@ -136,7 +151,7 @@ def info(path: BucketPath) -> FileInfo:
 
 
 def _info(meta: ObjectMeta) -> FileInfo:
-    return FileInfo(int(meta["size"]), int(meta["last_modified"].timestamp()) * 10**9)
+    return FileInfo(int(meta["size"]), int(meta["last_modified"].timestamp()) * 10**9, meta["e_tag"])
 
 
 def entries(folder: BucketPath) -> Entries:
@@ -225,7 +240,7 @@ def create(path: BucketPath, data: bytes) -> None:
 
 def remove(paths: Sequence[BucketPath]) -> None:
     """Removes files of one bucket, if they exist. Raises BucketError."""
-    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="bucket-remove") as pool:
+    with _threads(READS_AT_ONCE, "bucket-remove") as pool:
         for _ in pool.map(_remove, paths):
             pass
 
@@ -237,7 +252,8 @@ def _remove(path: BucketPath) -> None:
 
 @contextmanager
 def retries(seconds: float) -> Iterator[None]:
-    """Within the context, requests of this thread are retried for at most `seconds` (at most RETRY_SECONDS)."""
+    """Within the context, requests of this thread are retried for at most `seconds` (at most RETRY_SECONDS). This is
+    also the time limit of one request (but at least MIN_REQUEST_SECONDS)."""
     token = _retry_seconds.set(min(seconds, RETRY_SECONDS))
     try:
         yield
@@ -248,6 +264,12 @@ def retries(seconds: float) -> Iterator[None]:
 def forget_stores() -> None:
     """Closes the connections. Later requests read the credentials from the environment again."""
     _opened.cache_clear()
+
+
+def _threads(number: int, name: str) -> ThreadPoolExecutor:
+    """Threads whose requests are repeated as long as those of this thread."""
+    initializer, seconds = _retry_seconds.set, _retry_seconds.get()
+    return ThreadPoolExecutor(number, thread_name_prefix=name, initializer=initializer, initargs=(seconds,))
 
 
 def _request(path: BucketPath, doing: str, send: Callable[[S3Store], ResultT]) -> ResultT:
@@ -285,8 +307,8 @@ def _opened(bucket: str, endpoint: str | None, region: str | None, retry_seconds
         config=config,
         client_options={
             "allow_http": True,
-            "timeout": timedelta(seconds=REQUEST_SECONDS),
-            "connect_timeout": timedelta(seconds=10),
+            "timeout": timedelta(seconds=min(REQUEST_SECONDS, max(MIN_REQUEST_SECONDS, retry_seconds))),
+            "connect_timeout": timedelta(seconds=MIN_REQUEST_SECONDS),
         },
         retry_config={
             "max_retries": MAX_RETRIES,
@@ -308,6 +330,8 @@ def _errors(path: BucketPath, doing: str) -> Iterator[None]:
         yield
     except AlreadyExistsError:
         raise FileExistsError(f"{path} exists") from None
+    except PreconditionError:
+        raise BucketError(path.with_endpoint(), doing, BucketFault.CHANGED, "") from None
     except FileNotFoundError as error:
         answer = _answer(error)
         # The answer to a HEAD request has no code.

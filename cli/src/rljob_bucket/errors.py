@@ -14,6 +14,7 @@ class BucketFault(StrEnum):
     CERTIFICATE = "the certificate of the store is not trusted"
     UNREACHABLE = "the store does not respond"
     OVERLOADED = "the store is failing or limiting requests at the moment"
+    CHANGED = "the file was replaced while it was read"
     NO_CONDITIONAL_WRITES = (
         "the store has replaced a file that existed, so it does not support conditional writes (If-None-Match)"
     )
@@ -32,12 +33,13 @@ _ADVICE = {
     ),
     BucketFault.UNREACHABLE: "check the endpoint and the network",
     BucketFault.OVERLOADED: "try again later, or ask the administrator of the store",
+    BucketFault.CHANGED: "try again",
     BucketFault.NO_CONDITIONAL_WRITES: "use a store, or a version of it, that supports them (see docs/storage.md)",
     BucketFault.OTHER: "check the endpoint, the region and the store",
 }
 
 
-TEMPORARY = frozenset({BucketFault.UNREACHABLE, BucketFault.OVERLOADED})
+TEMPORARY = frozenset({BucketFault.UNREACHABLE, BucketFault.OVERLOADED, BucketFault.CHANGED})
 """Faults that a later attempt may not have."""
 
 

@@ -47,9 +47,15 @@ class BucketPath:
         return self.as_uri() if self.endpoint is None else f"{self.as_uri()} at {self.endpoint}"
 
 
-def job_folder(storage: S3Storage, job_name: str) -> BucketPath:
-    """Returns the folder of a job in its bucket."""
-    return BucketPath(storage.bucket, storage.prefix or job_name, storage.endpoint, storage.region)
+DEFAULT_NAMESPACE = "default"
+"""The namespace in the folder of a job that runs on this machine and whose file names no namespace."""
+
+
+def job_folder(storage: S3Storage, namespace: str | None, job_name: str) -> BucketPath:
+    """Returns the folder of a job in its bucket. Without a prefix it has the namespace in its name, because jobs of the
+    same name in two namespaces may use one bucket."""
+    folder = storage.prefix or f"{namespace or DEFAULT_NAMESPACE}/{job_name}"
+    return BucketPath(storage.bucket, folder, storage.endpoint, storage.region)
 
 
 def parsed_uri(uri: str) -> BucketPath | None:

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, S3Storage
+from rljob_api.v1alpha1.job import RLJob
 from rljob_bucket.paths import BucketPath
 from rljob_testing.buckets.clients import quick_client
 from rljob_testing.buckets.fault_proxy import Fault, FaultProxy, Request
 from rljob_testing.buckets.s3_server import S3Server
+from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.training import small_checkpoints
 from rljob_testing.training.small_checkpoints import CHOICES, LocalActor, parts_at, save_step
 from rljob_trainer.checkpoints import load
@@ -34,12 +37,20 @@ def root(server: S3Server, proxy: FaultProxy) -> BucketPath:
 
 
 def test_the_location_is_that_of_the_spec(tmp_path: Path) -> None:
-    storage = CheckpointStorage(s3=S3Storage(bucket="abc", prefix="team/run", region="eu-west-1"))
-    assert str(checkpoint_location(storage, "job", tmp_path)) == "s3://abc/team/run/checkpoints"
+    def location(storage: CheckpointStorage | None, namespace: str | None = None) -> str:
+        spec = RLJob.from_wire(valid_job()).spec
+        checkpoint = spec.checkpoint.model_copy(update={"storage": storage})
+        spec = spec.model_copy(update={"checkpoint": checkpoint})
+        return str(checkpoint_location(TrainerJob(name="job", namespace=namespace, spec=spec), tmp_path))
+
+    with_prefix = CheckpointStorage(s3=S3Storage(bucket="abc", prefix="team/run", region="eu-west-1"))
+    assert location(with_prefix, "team-a") == "s3://abc/team/run/checkpoints"
+    # Jobs of one name in two namespaces have different folders.
     without_prefix = CheckpointStorage(s3=S3Storage(bucket="abc"))
-    assert str(checkpoint_location(without_prefix, "job", tmp_path)) == "s3://abc/job/checkpoints"
-    assert checkpoint_location(CheckpointStorage(persistent_volume_claim="c"), "job", tmp_path) == tmp_path
-    assert checkpoint_location(None, "job", tmp_path) == tmp_path
+    assert location(without_prefix, "team-a") == "s3://abc/team-a/job/checkpoints"
+    assert location(without_prefix) == "s3://abc/default/job/checkpoints"
+    assert location(CheckpointStorage(persistent_volume_claim="c")) == str(tmp_path)
+    assert location(None) == str(tmp_path)
 
 
 def test_of_two_processes_with_one_start_number_one_is_refused(proxy: FaultProxy, root: BucketPath) -> None:

@@ -61,6 +61,8 @@ def test_only_changed_files_are_uploaded(
         "export-best/b",
         ".lock",
         "resolved.tmp",
+        "tokens/step-1.unfinished",
+        "profiles/unfinished-1.nsys-rep",
     ):
         write(folder, name, "1")
     write(tmp_path, "state.json", "{}")
@@ -74,6 +76,8 @@ def test_only_changed_files_are_uploaded(
     mirror.upload_now()
     assert puts(proxy) == ["metrics.jsonl"]
     assert (server.folder / BUCKET / target.key / "metrics.jsonl").read_text() == "12"
+    # Files that were removed here, for example by retention, are removed there.
+    assert not (server.folder / BUCKET / target.key / "logs").exists()
     mirror.close()
     assert puts(proxy) == []
 
@@ -110,15 +114,34 @@ def test_a_failure_is_logged_and_the_next_pass_repeats_it(
     assert puts(proxy) == ["metrics.jsonl"]
 
 
+def test_a_file_that_is_removed_during_a_pass_does_not_end_the_pass(
+    proxy: FaultProxy, target: BucketPath, tmp_path: Path
+) -> None:
+    names = [f"{number}.log" for number in range(20)]
+    for name in names:
+        write(tmp_path, name, "1")
+
+    def remove_one() -> bool:
+        (tmp_path / names[-1]).unlink(missing_ok=True)
+        return True
+
+    asked = iter([lambda: True])
+    mirror = BucketMirror(tmp_path, target, lambda: next(asked, remove_one)(), Clock())
+    mirror.upload_now()
+    assert puts(proxy) == sorted(names[:-1])
+
+
 def test_an_earlier_start_makes_no_more_copies(proxy: FaultProxy, target: BucketPath, tmp_path: Path) -> None:
     write(tmp_path, "metrics.jsonl", "1")
-    may_write = [True, False]
+    write(tmp_path, "samples.jsonl", "1")
+    may_write = [True, True, False, False]
+    """Before the pass, and before each file; a later start takes over within a pass."""
     mirror = BucketMirror(tmp_path, target, lambda: may_write.pop(0), Clock())
     mirror.upload_now()
-    write(tmp_path, "metrics.jsonl", "12")
-    puts(proxy)
+    assert len(puts(proxy)) == 1
     mirror.upload_now()
     assert puts(proxy) == []
+    assert may_write == []
 
 
 def job_in(endpoint: str, prefix: str) -> TrainerJob:
@@ -150,17 +173,24 @@ def test_a_start_on_another_machine_gets_the_files_back(
     second = settings_of(tmp_path / "second", job, 200, monkeypatch)
     other = BucketRunFolder()
     other.prepare(job, second)
-    assert (second.run_folder / "metrics.jsonl").read_text() == '{"step": 1}\n'
-    assert not (second.run_folder / "attempts.jsonl").exists()
+    # The first start copies until a later one is announced, so the files are downloaded afterwards.
+    write(first.run_folder, "metrics.jsonl", json.dumps({"step": 2}) + "\n")
+    copy.copy_now()
     announce_start(root, 200)
     other.begin(second)
+    assert (second.run_folder / "metrics.jsonl").read_text() == '{"step": 2}\n'
+    assert not (second.run_folder / "attempts.jsonl").exists()
     # The first start goes on, although a later one has begun.
     write(first.run_folder, "metrics.jsonl", "late\n")
     copy.copy_now()
-    assert (server.folder / BUCKET / f"team/{tmp_path.name}/run/metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert (server.folder / BUCKET / f"team/{tmp_path.name}/run/metrics.jsonl").read_text() == '{"step": 2}\n'
     other.end()
     # On the same machine the files of the run folder are the newest ones.
     write(second.run_folder, "metrics.jsonl", "newest\n")
     third = settings_of(tmp_path / "second", job, 300, monkeypatch)
-    BucketRunFolder().prepare(job, third)
+    last = BucketRunFolder()
+    last.prepare(job, third)
+    announce_start(root, 300)
+    last.begin(third)
+    last.end()
     assert (third.run_folder / "metrics.jsonl").read_text() == "newest\n"

@@ -149,7 +149,7 @@ def report_resume(reporter: RunReporter, job: TrainerJob, settings: Settings) ->
         return
     try:
         reporter.doing("looks for a checkpoint")
-        root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
+        root = checkpoint_location(job, settings.checkpoint_folder)
         resumed = newest_of_job(root, settings.start_number, job.name)
         if resumed is not None:
             reporter.report_resume(resumed)

@@ -1,17 +1,25 @@
 """Gets the Python stacks of running processes from another process, even if they hang.
 
-A traced process has a file in memory (memfd) whose name says what the process is, and a signal handler of
-`faulthandler`. The handler is C code: it writes the stacks of all threads into the file, whatever Python or native code
-is running. Another process of the same user on the same machine finds the file in /proc, sends the signal, and reads
-the file. No cleanup is needed when a process is killed. The signal would end other processes, so only processes with
-such a file get it. A traced process then continues: the kernel or Python restarts interrupted system calls. The only
-exception is native code that sleeps and does not check for interruption.
+A traced process has a file in memory (memfd) whose name says what the process is, and two signal handlers. Another
+process of the same user on the same machine finds the file in /proc, sends a signal, and reads the file. No cleanup is
+needed when a process is killed. The signals would end other processes, so only processes with such a file get them.
+
+The first signal has a handler in Python. It runs between two instructions of the main thread, where the stacks of all
+threads are complete, and writes them into the file. It does not run while the main thread is in native code, or waits
+without a time limit. A process that has not responded after PYTHON_SECONDS gets the second signal. Its handler is C
+code of `faulthandler`, which runs at once, whatever the process does. It reads the stack of a thread even while this
+thread changes it, so it crashes some processes: of Python 3.11 programs that call functions deeply, or start many
+threads, 3 to 10 of 100 signals ended the process; the first signal, 1 of 43,000.
+
+Otherwise a traced process continues: the kernel or Python restarts interrupted system calls. The only exception is
+native code that sleeps and does not check for interruption.
 
 Alternative considered: py-spy reads another process's memory. This needs ptrace, which containers forbid.
 """
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import hashlib
 import os
@@ -24,9 +32,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from types import FrameType
 
-DUMP_SIGNAL = 44
-"""One of Linux's real-time signals, which have no names. Ray, torch, vLLM and Python's own modules do not use them."""
+PYTHON_SIGNAL, DUMP_SIGNAL = 45, 44
+"""The first and the second signal. They are two of Linux's real-time signals, which have no names. Ray, torch, vLLM and
+Python's own modules do not use them."""
+PYTHON_SECONDS = 2.0
 FILE_PREFIX = "rljob-stacks"
 POLL_SECONDS = 0.05
 NUM_EQUAL_POLLS = 4
@@ -36,6 +47,8 @@ MAX_STACKS_BYTES = 256 << 10
 NOT_RUNNING = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "a zombie: it has exited"}
 _SECTION = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_OF_HANDLER = re.compile(r'^  File ".*", line \d+ in _write_stacks\n', re.MULTILINE)
+"""The frame of the handler in Python, which is not of interest."""
 _LIBRARIES = re.compile(r"/(?:site-packages|dist-packages|lib/python[0-9.]+)/(?!rljob_)")
 
 
@@ -51,6 +64,12 @@ class StackFile:
             # `rename` below, and while the interpreter exits.
             signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
         self.rename(role, rank)
+        if sys.platform == "linux":
+            signal.signal(PYTHON_SIGNAL, self._write_stacks)
+            # As faulthandler does: the kernel restarts system calls where it can, so that native code notices nothing.
+            signal.siginterrupt(PYTHON_SIGNAL, False)
+            # While the interpreter exits, it would set the default action, which ends the process.
+            atexit.register(signal.signal, PYTHON_SIGNAL, signal.SIG_IGN)
 
     def rename(self, role: str, rank: int | None = None) -> None:
         """Changes the role and rank that this process reports."""
@@ -62,6 +81,9 @@ class StackFile:
         faulthandler.register(DUMP_SIGNAL, file=self._descriptor, all_threads=True)
         if before >= 0:
             os.close(before)
+
+    def _write_stacks(self, _signal: int, _frame: FrameType | None) -> None:
+        faulthandler.dump_traceback(self._descriptor, all_threads=True)
 
 
 @dataclass(frozen=True)
@@ -118,9 +140,20 @@ def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
     """Takes the stacks of processes of which no two share a file. `deadline`: as `time.monotonic` counts."""
     states = [_state(each) for each in traced]
     before = [_size(each.file) for each in traced]
-    got_signal = [state not in NOT_RUNNING and _send_signal(each) for each, state in zip(traced, states, strict=True)]
+    got_signal = [
+        state not in NOT_RUNNING and _send_signal(each, PYTHON_SIGNAL)
+        for each, state in zip(traced, states, strict=True)
+    ]
     waiting = {index: (start, 0) for index, start in enumerate(before) if got_signal[index]}
-    while waiting and time.monotonic() < deadline:
+    now = time.monotonic()
+    second_signal: float | None = now + min(PYTHON_SECONDS, (deadline - now) / 2)
+    """When it is sent; None after that."""
+    while waiting and (now := time.monotonic()) < deadline:
+        if second_signal is not None and now >= second_signal:
+            second_signal = None
+            for index, (size, _) in waiting.items():
+                if size == before[index]:
+                    _send_signal(traced[index], DUMP_SIGNAL)
         time.sleep(POLL_SECONDS)
         for index, (size, num_equal) in list(waiting.items()):
             if _identity(traced[index].file) != traced[index].identity:
@@ -128,10 +161,10 @@ def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
                 got_signal[index] = False
                 del waiting[index]
                 continue
-            now = _size(traced[index].file)
-            num_equal = num_equal + 1 if now == size else 0
-            waiting[index] = (now, num_equal)
-            if now > before[index] and num_equal >= NUM_EQUAL_POLLS:
+            new_size = _size(traced[index].file)
+            num_equal = num_equal + 1 if new_size == size else 0
+            waiting[index] = (new_size, num_equal)
+            if new_size > before[index] and num_equal >= NUM_EQUAL_POLLS:
                 del waiting[index]
     return [
         _stacks(each, start, has_signal) for each, start, has_signal in zip(traced, before, got_signal, strict=True)
@@ -173,14 +206,14 @@ def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
         return
 
 
-def _send_signal(process: TracedProcess) -> bool:
+def _send_signal(process: TracedProcess, number: int) -> bool:
     """Returns whether the signal was sent."""
-    # Checked just before the signal: after an exec the process has no handler, and the signal would end it.
+    # Checked just before the signal: after an exec the process has no handlers, and the signal would end it.
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(process.file.parent.parent / "status"), re.MULTILINE)
-    if caught is None or not int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1:
+    if caught is None or not all(int(caught[1], 16) >> (each - 1) & 1 for each in (PYTHON_SIGNAL, DUMP_SIGNAL)):
         return False
     try:
-        os.kill(process.process_id, DUMP_SIGNAL)
+        os.kill(process.process_id, number)
     except OSError:
         return False
     return True
@@ -232,7 +265,7 @@ def _text(process: TracedProcess, start: int) -> str:
     try:
         with process.file.open("rb") as file:
             file.seek(start)
-            return file.read(MAX_STACKS_BYTES).decode(errors="replace")
+            return _OF_HANDLER.sub("", file.read(MAX_STACKS_BYTES).decode(errors="replace"))
     except OSError:
         return ""
 

@@ -10,7 +10,7 @@ from rljob.errors import ResultsError
 from rljob.results.connection import BrokenConnectionError
 from rljob.results.file_source import Begin, End, Failed, Listing, RemoteFile, Wanted
 from rljob_api.constants import ExitCode
-from rljob_bucket.errors import TEMPORARY, BucketError
+from rljob_bucket.errors import TEMPORARY, BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
 
 _PIECE_BYTES = 1 << 23
@@ -66,13 +66,19 @@ class BucketSource:
         except BucketError as error:
             raise self._error(error) from None
 
-    def _file(self, wanted: Wanted) -> Iterator[Begin | bytes | End]:
+    def _file(self, wanted: Wanted) -> Iterator[Begin | bytes | End | Failed]:
         path, digest = self._folder / wanted.path, hashlib.sha256()
         info = self._bucket.info(path)
         yield Begin(info.size, wanted.start, info.mtime_ns)
         for start in range(wanted.start, info.size, _PIECE_BYTES):
             piece = bytearray(min(_PIECE_BYTES, info.size - start))
-            count = self._bucket.read_into(path, start, memoryview(piece))
+            try:
+                count = self._bucket.read_into(path, start, memoryview(piece), info.version)
+            except BucketError as error:
+                if error.fault is not BucketFault.CHANGED:
+                    raise
+                yield Failed(error.fault.value, "changed")
+                return
             digest.update(piece[:count])
             yield bytes(piece[:count])
         yield End(digest.hexdigest())

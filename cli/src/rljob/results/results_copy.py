@@ -98,7 +98,7 @@ def _source(
 ) -> Iterator[tuple[Callable[[], FileSource], Callable[[], None]]]:
     """A function that opens the source of the job's files, and a function that releases it until the next use."""
     if job.storage is not None and job.storage.s3 is not None:
-        folder = job_folder(job.storage.s3, job.name)
+        folder = job_folder(job.storage.s3, job.metadata.namespace, job.name)
         yield (lambda: BucketSource(folder)), (lambda: None)
         return
     with ResultsPod(cluster, job, note, image, clock) as pod:

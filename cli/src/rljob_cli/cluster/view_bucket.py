@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from rljob.errors import ResultsError
 from rljob.polling import Clock
 from rljob.results.bucket_source import BucketSource
+from rljob.results.connection import BrokenConnectionError
 from rljob.results.download import Download
 from rljob.results.selection import FOR_PAGE, MARKER_FILE, RUN_FOLDER
 from rljob_api.constants import RUN_STATE_FILE_NAME, ExitCode
@@ -71,5 +71,9 @@ def _copy(source: BucketPath, folder: Path, console: Console, clock: Clock) -> N
         copied = Download(lambda: files, FOR_PAGE, folder, progress, clock.sleep).run()
         if not copied.written and not copied.num_unchanged:
             raise ResultsError(f"{source}: has no files of a run; use the folder of a job, such as s3://bucket/my-job")
-        with suppress(FileNotFoundError):
+        try:
             files.download(f"{RUN_FOLDER}/{RUN_STATE_FILE_NAME}", folder / RUN_STATE_FILE_NAME)
+        except FileNotFoundError:
+            pass
+        except BrokenConnectionError as error:
+            raise ResultsError(str(error), ExitCode.INFRASTRUCTURE) from None

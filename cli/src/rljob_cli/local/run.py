@@ -109,7 +109,7 @@ def run(options: RunOptions, console: Console) -> int:
         def record_start() -> None:
             folder.write_job(job.model_copy(update={"spec": plan.spec}))
             s3 = None if plan.spec.checkpoint.storage is None else plan.spec.checkpoint.storage.s3
-            facts = {} if s3 is None else {"bucket": str(job_folder(s3, job.metadata.name))}
+            facts = {} if s3 is None else {"bucket": str(job_folder(s3, job.metadata.namespace, job.metadata.name))}
             folder.record(attempt, started=time_text(datetime.now(UTC)), **facts)
 
         code = process.run(keep_open=(lock,), on_start=record_start)
@@ -196,7 +196,10 @@ def trainer_environment(
         ENV_JOB_FOLDER: str(options.file.absolute().parent),
     }
     environment.update(job_variables(job.spec, folders, environment))
-    trainer_job = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=plan.spec)
+    metadata = job.metadata
+    trainer_job = TrainerJob(
+        contract_version=CONTRACT_VERSION, name=metadata.name, namespace=metadata.namespace, spec=plan.spec
+    )
     code = [folders[ENV_JOB_FOLDER], *([str(options.code.absolute())] if options.code else [])]
     inherited_path = environment.get("PYTHONPATH")
     environment |= {

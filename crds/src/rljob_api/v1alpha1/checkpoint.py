@@ -74,7 +74,7 @@ class S3Storage(WireModel):
     bucket: BucketName
     """Name of the bucket."""
     prefix: BucketKey | None = None
-    """Folder within the bucket, for example `team/run-1`; the job's name when unset."""
+    """Folder within the bucket, for example `team/run-1`; namespace/name of the job when unset."""
     endpoint: EndpointUrl | None = None
     """URL of the store, for example `http://minio.storage:9000`; AWS when unset."""
     region: RegionName | None = None

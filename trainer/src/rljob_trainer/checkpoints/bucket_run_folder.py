@@ -6,19 +6,20 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.contract_documents import TrainerJob
 from rljob_bucket.errors import TEMPORARY, BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
-from rljob_bucket.probe import check_bucket
-from rljob_trainer.checkpoints.bucket_storage import unavailable_errors
 from rljob_trainer.checkpoints.errors import FencedError
 from rljob_trainer.checkpoints.fencing import newest_start, refuse_if_fenced
 from rljob_trainer.checkpoints.storage import CHECKPOINTS, RUN, job_location
 from rljob_trainer.errors import ConfigurationError, ResourceError
-from rljob_trainer.observability.bucket_mirror import BucketMirror, download
 from rljob_trainer.settings import Settings
+
+if TYPE_CHECKING:
+    from rljob_trainer.observability.bucket_mirror import BucketMirror
 
 log = logging.getLogger(__name__)
 
@@ -40,29 +41,20 @@ class BucketRunFolder:
     """The copy of the run folder. Does nothing for a job without a bucket, and until `prepare` is called."""
 
     def __init__(self) -> None:
-        self._root: BucketPath | None = None
+        self._folder: BucketPath | None = None
         self._mirror: BucketMirror | None = None
 
     def prepare(self, job: TrainerJob, settings: Settings) -> None:
-        """Checks that the bucket can be used. Downloads the run's files if an earlier start on another machine has
-        written them. Raises ConfigurationError, ResourceError, StorageUnavailableError."""
-        folder = job_location(job.spec.checkpoint.storage, job.name)
+        """Checks that the bucket can be used. Raises ConfigurationError, ResourceError, StorageUnavailableError."""
+        folder = job_location(job)
         if folder is None:
             return
+        # Only here, so that jobs without a bucket do not load the library for buckets.
+        from rljob_trainer.observability.bucket_mirror import BucketMirror
+
         refuse_unusable(folder)
-        self._root = folder / CHECKPOINTS
-        newest = newest_start(self._root)
-        if newest > 0 and newest != _start_of(settings.run_folder):
-            try:
-                with unavailable_errors():
-                    num_files = download(folder / RUN, settings.run_folder, lambda name: name in _OF_THIS_MACHINE)
-            except OSError as error:
-                raise ResourceError(
-                    f"{settings.run_folder}: the files of earlier attempts cannot be written ({error.strerror}); free"
-                    " disk space"
-                ) from error
-            log.info("run folder: %d files of earlier attempts were downloaded from %s", num_files, folder / RUN)
-        root, start_number = self._root, settings.start_number
+        self._folder = folder
+        root, start_number = folder / CHECKPOINTS, settings.start_number
 
         def may_write() -> bool:
             try:
@@ -75,11 +67,29 @@ class BucketRunFolder:
         self._mirror = BucketMirror(settings.run_folder, folder / RUN, may_write, time.monotonic, state)
 
     def begin(self, settings: Settings) -> None:
-        """Starts the thread that copies files. Call it after `announce_start`: from then on earlier starts copy nothing
-        more."""
-        if self._mirror is not None:
-            (settings.run_folder / _START_FILE).write_text(str(settings.start_number))
-            self._mirror.start()
+        """Downloads the run's files if an earlier start on another machine has written them, and starts the thread
+        that copies files. Call it after `announce_start`: from then on earlier starts copy nothing more. Raises
+        ResourceError, StorageUnavailableError."""
+        if self._folder is None or self._mirror is None:
+            return
+        earlier = newest_start(self._folder / CHECKPOINTS, before=settings.start_number)
+        if earlier > 0 and earlier != _start_of(settings.run_folder):
+            self._download(self._folder / RUN, settings.run_folder)
+        (settings.run_folder / _START_FILE).write_text(str(settings.start_number))
+        self._mirror.start()
+
+    def _download(self, source: BucketPath, run_folder: Path) -> None:
+        from rljob_trainer.checkpoints.bucket_storage import unavailable_errors
+        from rljob_trainer.observability.bucket_mirror import download
+
+        try:
+            with unavailable_errors():
+                num_files = download(source, run_folder, lambda name: name in _OF_THIS_MACHINE)
+        except OSError as error:
+            raise ResourceError(
+                f"{run_folder}: the files of earlier attempts cannot be written ({error.strerror}); free disk space"
+            ) from error
+        log.info("run folder: %d files of earlier attempts were downloaded from %s", num_files, source)
 
     def copy_now(self) -> None:
         """Copies all files that have changed, and returns afterwards."""
@@ -95,6 +105,8 @@ class BucketRunFolder:
 def refuse_unusable(folder: BucketPath) -> None:
     """Raises ConfigurationError if the job's folder in the bucket cannot be used, ResourceError if the store does not
     respond, or fails at the moment."""
+    from rljob_bucket.probe import check_bucket
+
     try:
         check_bucket(folder)
     except BucketError as error:

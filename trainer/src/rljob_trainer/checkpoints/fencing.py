@@ -117,9 +117,10 @@ def refuse_if_fenced(root: Location, start_number: int) -> None:
         )
 
 
-def newest_start(root: Location) -> int:
-    """Returns the number of the newest start that was announced; 0 if there is none."""
-    return max((number for number, _ in _starts(root)), default=0)
+def newest_start(root: Location, before: int | None = None) -> int:
+    """Returns the number of the newest start that was announced, of those with a number less than `before` if it is
+    set; 0 if there is none."""
+    return max((number for number, _ in _starts(root) if before is None or number < before), default=0)
 
 
 def visible_checkpoints(root: Location, start_number: int) -> list[CheckpointFolder]:

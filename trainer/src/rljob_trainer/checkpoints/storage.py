@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from rljob_api.v1alpha1.checkpoint import CheckpointStorage
+from rljob_api.contract_documents import TrainerJob
 from rljob_bucket.paths import BucketPath, job_folder
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.local_storage import LocalFile
@@ -63,14 +63,17 @@ class Stored(Protocol):
         """Returns the bytes that can still be written; None if there is no limit, as in a bucket."""
 
 
-def job_location(storage: CheckpointStorage | None, job_name: str) -> BucketPath | None:
+def job_location(job: TrainerJob) -> BucketPath | None:
     """Returns the folder of a job in its bucket; None if the job uses a local or mounted folder."""
-    return job_folder(storage.s3, job_name) if storage is not None and storage.s3 is not None else None
+    storage = job.spec.checkpoint.storage
+    if storage is None or storage.s3 is None:
+        return None
+    return job_folder(storage.s3, job.namespace, job.name)
 
 
-def checkpoint_location(storage: CheckpointStorage | None, job_name: str, local_folder: Path) -> Location:
+def checkpoint_location(job: TrainerJob, local_folder: Path) -> Location:
     """Returns the folder of a job's checkpoints: in its bucket, or `local_folder`."""
-    folder = job_location(storage, job_name)
+    folder = job_location(job)
     return local_folder if folder is None else folder / CHECKPOINTS
 
 
@@ -78,7 +81,7 @@ def stored(location: Location) -> Stored:
     """Returns the operations on a location."""
     if isinstance(location, Path):
         return LocalFile(location)
-    # Imported only here, so that folders work without the library for buckets (docs/gpu.md).
+    # Imported only here, so that jobs without a bucket do not load the library for buckets.
     from rljob_trainer.checkpoints.bucket_storage import BucketFile
 
     return BucketFile(location)

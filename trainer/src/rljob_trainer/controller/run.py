@@ -54,10 +54,10 @@ def run_job(
     bucket_copy: BucketRunFolder,
 ) -> int:
     """Sets up, resumes, trains, saves and exports. Returns the exit code, or raises TrainerError. Trackers go on."""
-    prune_attempts(settings.run_folder, settings.attempt)
     checkpointing = checkpointing_of(job, settings, bucket_copy)
     point = checkpointing.find()
     bucket_copy.begin(settings)
+    prune_attempts(settings.run_folder, settings.attempt)
     first_step = point.state.step if point else 0
     if point:
         check_point(point, job.spec, reporter)
@@ -109,7 +109,7 @@ def run_job(
 
 def checkpointing_of(job: TrainerJob, settings: Settings, bucket_copy: BucketRunFolder) -> Checkpointing:
     """Returns what saves and loads the checkpoints of this start."""
-    root = checkpoint_location(job.spec.checkpoint.storage, job.name, settings.checkpoint_folder)
+    root = checkpoint_location(job, settings.checkpoint_folder)
     best = best_checkpoints_of(job.spec)
     checkpointing = Checkpointing(job.spec.checkpoint, root, settings.start_number, job.name, best)
     checkpointing.before_commit = bucket_copy.copy_now
@@ -118,7 +118,7 @@ def checkpointing_of(job: TrainerJob, settings: Settings, bucket_copy: BucketRun
 
 def export_location(job: TrainerJob, settings: Settings) -> Location:
     """Returns the folder of the exported model."""
-    bucket_folder = job_location(job.spec.checkpoint.storage, job.name)
+    bucket_folder = job_location(job)
     return (settings.run_folder if bucket_folder is None else bucket_folder / RUN) / EXPORT
 
 

@@ -130,7 +130,7 @@ def started_workers(
             processes = start_pool(pool, job, settings, device_type)
             stack.callback(processes.close)
             started.append((group, pool, processes))
-        if settings.ray_address and job_location(job.spec.checkpoint.storage, job.name) is None:
+        if settings.ray_address and job_location(job) is None:
             folders = {"run folder": settings.run_folder, "checkpoint folder": settings.checkpoint_folder}
             check_shared(folders, [processes for _, _, processes in started])
 

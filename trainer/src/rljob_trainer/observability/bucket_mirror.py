@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 INTERVAL_SECONDS = 30.0
 BYTES_PER_SECOND = 1_000_000
 UPLOADS_AT_ONCE = 4
+_UNFINISHED_PREFIXES, _UNFINISHED_SUFFIXES = (".", "unfinished-"), (".tmp", ".unfinished")
+"""Names of files that are not complete yet, or that only this machine needs."""
 _NOT_COPIED = {"checkpoints", "export", "export-best", "initial-models"}
 """Folders of a run folder that are not copied: checkpoints and exports are written into the bucket directly, and the
 models that a run started from are large."""
@@ -42,7 +44,7 @@ class BucketMirror:
         clock: Clock,
         more_files: Mapping[str, Path] | None = None,
     ) -> None:
-        """`may_write`: called before each pass; returns False if a later start of the job exists. It may raise
+        """`may_write`: called before each file; returns False if a later start of the job exists. It may raise
         TrainerError. `more_files`: files outside of the run folder, by their name in the bucket."""
         self._run_folder = run_folder
         self._target = target
@@ -85,10 +87,17 @@ class BucketMirror:
             try:
                 if not self._may_write():
                     return
-                changed = [each for each in self._files() if self._is_due(*each, is_paced=is_paced)]
+                files = dict(self._files())
+                changed = [each for each in files.items() if self._is_due(*each, is_paced=is_paced)]
+                small = [each for each in changed if _size(each[1]) <= bucket.PART_BYTES]
                 with ThreadPoolExecutor(UPLOADS_AT_ONCE, thread_name_prefix="bucket-mirror") as pool:
-                    for _ in pool.map(lambda each: self._upload(*each), changed):
+                    for _ in pool.map(lambda each: self._upload(*each), small):
                         pass
+                # Several parts of a large file are in memory at a time, so these files are uploaded one by one.
+                for each in changed:
+                    if each not in small:
+                        self._upload(*each)
+                self._remove([name for name in self._uploaded if name not in files])
             except (OSError, BucketError, TrainerError) as error:
                 log.warning("the run's files are not copied to the bucket at the moment: %s", error)
 
@@ -98,7 +107,7 @@ class BucketMirror:
             if not relative.parts:
                 folders[:] = [each for each in folders if each not in _NOT_COPIED]
             for name in names:
-                if not name.endswith(".tmp") and not name.startswith("."):
+                if not name.startswith(_UNFINISHED_PREFIXES) and not name.endswith(_UNFINISHED_SUFFIXES):
                     yield str(relative / name), Path(folder) / name
         yield from self._more_files.items()
 
@@ -110,21 +119,43 @@ class BucketMirror:
         return before is None or not is_paced or self._clock() - uploaded_at >= state[0] / BYTES_PER_SECOND
 
     def _upload(self, name: str, path: Path) -> None:
-        state = _state(path)
-        if state is None:
+        # Asked before each file, because a pass may take minutes.
+        if not self._may_write():
             return
-        with path.open("rb") as file, bucket.writer(self._target / name, state[0]) as write:
-            while part := file.read(bucket.PART_BYTES):
-                write(part)
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            # It was removed since the files were listed.
+            return
+        with file:
+            state = _state_of(os.fstat(file.fileno()))
+            with bucket.writer(self._target / name, state[0]) as write:
+                while part := file.read(bucket.PART_BYTES):
+                    write(part)
         self._uploaded[name] = (state, self._clock())
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """Removes the copies of files that were removed here, as far as this start has written them."""
+        if names and self._may_write():
+            bucket.remove([self._target / name for name in names])
+            for name in names:
+                del self._uploaded[name]
+
+
+def _size(path: Path) -> int:
+    state = _state(path)
+    return 0 if state is None else state[0]
 
 
 def _state(path: Path) -> tuple[int, int] | None:
     """Size and modification time; None if the file was removed."""
     try:
-        found = path.stat()
+        return _state_of(path.stat())
     except FileNotFoundError:
         return None
+
+
+def _state_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 

@@ -52,7 +52,7 @@ def with_run_models(
     def folder_of(field: str, source: str) -> str:
         if not source.startswith(RUN_SCHEME):
             return source
-        if settings.ray_address and job_location(job.spec.checkpoint.storage, job.name) is not None:
+        if settings.ray_address and job_location(job) is not None:
             raise ConfigurationError(
                 f"{field}: {source!r} needs storage that all nodes share, but checkpoint.storage is a bucket; use "
                 "persistentVolumeClaim, or a folder with the run's export"
