@@ -286,7 +286,7 @@ def _token_files(folder: Path) -> list[Path]:
 
 def _newest_timelines(folder: Path, notes: list[str]) -> list[Path]:
     """The files of the last steps in the order of the steps, then `newest.json`; at most `_MAX_TIMELINES`."""
-    # Other names are not read: whoever wrote them may have put control characters into them.
+    # Files with other names are not read: such names may contain control characters.
     steps = sorted(file for file in folder.glob("step-*.json") if _STEP_NAME.fullmatch(file.stem))
     found = [*steps, *(file for file in (folder / "newest.json",) if file.is_file())]
     if len(found) > _MAX_TIMELINES:

@@ -278,8 +278,8 @@ class FailureRate:
     `training.maxFailureRate`.
 
     Until that many steps are done, the denominator is the number of responses of that many steps: a short failure at
-    the start does not end the job, and a total outage ends it after a few steps. A resumed run counts anew, because the
-    services that its rewards call may be back."""
+    the start does not end the job, and a total outage ends it after a few steps. A resumed run starts to count at 0,
+    because the services that its rewards call may be available again."""
 
     def __init__(self, max_rate: float) -> None:
         self.max_rate = max_rate

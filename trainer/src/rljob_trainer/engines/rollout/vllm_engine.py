@@ -119,8 +119,8 @@ class VllmEngine(AdapterEngine):
         self._policy_version = version
 
     def _state(self, request_id: str) -> RequestState:
-        """vLLM's record of an unfinished request, with its tokens so far. vLLM numbers requests anew, and has its
-        records by these numbers."""
+        """vLLM's record of an unfinished request, with its tokens so far. vLLM gives each request a number of its own,
+        and stores its records by these numbers."""
         processor = self.engine.output_processor
         [number] = processor.external_req_ids[request_id]
         return processor.request_states[number]
