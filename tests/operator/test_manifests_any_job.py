@@ -144,10 +144,16 @@ def test_reserved_fields_cannot_be_overridden(job_spec: RLJobSpec) -> None:
     assert "RLJOB_SPEC" not in values(mappings(mapping(workers[0]["spec"])["containers"])[0])
 
 
+CLAIM = "persistentVolumeClaim"
+
+
 def check_volumes(pod: Manifest) -> None:
     """Names and paths are unique, every mount has its volume, and ours are where they belong."""
     names = [volume["name"] for volume in mappings(pod["volumes"])]
     assert len(set(map(str, names))) == len(names)
+    # A pod with two volumes of one claim never starts.
+    claims = [str(volume["persistentVolumeClaim"]) for volume in mappings(pod["volumes"]) if CLAIM in volume]
+    assert len(set(claims)) == len(claims)
     for container in mappings(pod["containers"]):
         mounts = mappings(container["volumeMounts"])
         names_by_path = {str(mount["mountPath"]).rstrip("/"): mount["name"] for mount in mounts}

@@ -184,6 +184,30 @@ def test_code_on_a_claim_is_mounted_read_only() -> None:
     assert {"name": "rljob-code", "persistentVolumeClaim": {"claimName": "mine"}} in at(template, "volumes")  # type: ignore[operator]
 
 
+def test_a_claim_that_is_mounted_several_times_is_one_volume() -> None:
+    """A pod with two volumes of one claim never starts."""
+    claim = inputs.spec().checkpoint.storage
+    assert claim is not None
+    name = claim.persistent_volume_claim
+    shared = {"name": "runs", "mountPath": "/shared", "subPath": "all", "type": "PersistentVolumeClaim"}
+    edits = {
+        "code": {"persistentVolumeClaim": name},
+        "volumes": [{**shared, "persistentVolumeClaim": {"claimName": name}}],
+    }
+    for path in (("headGroupSpec",), ("workerGroupSpecs", 0)):
+        pod = at(made(edits), "spec", *path, "template", "spec")
+        volumes, mounts = at(pod, "volumes"), at(pod, "containers", 0, "volumeMounts")
+        assert isinstance(volumes, list)
+        assert isinstance(mounts, list)
+        of_claim = [each for each in volumes if isinstance(each, dict) and "persistentVolumeClaim" in each]
+        assert of_claim == [{"name": "rljob-storage", "persistentVolumeClaim": {"claimName": name}}]
+        for mount in (
+            {"mountPath": "/rljob/code", "name": "rljob-storage", "readOnly": True},
+            {"mountPath": "/shared", "name": "rljob-storage", "subPath": "all"},
+        ):
+            assert mount in mounts
+
+
 @pytest.mark.parametrize(
     ("resources", "num_cpus"),
     [

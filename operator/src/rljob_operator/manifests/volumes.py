@@ -26,13 +26,23 @@ class MountedVolume:
 
 
 def pod_volumes(job: JobIdentity, spec: RLJobSpec) -> list[MountedVolume]:
-    """The volumes of head and worker pods: storage, cache, `code` if the job has it, and the job's `volumes`."""
-    return [
+    """The volumes of head and worker pods: storage, cache, `code` if the job has it, and the job's `volumes`.
+
+    A claim that is mounted several times is one volume: a pod with two volumes of one claim never starts
+    (https://github.com/kubernetes/kubernetes/issues/132921)."""
+    volumes = [
         storage_volume(job, spec),
         _mounted("rljob-cache", {"emptyDir": {}}, POD_CACHE_FOLDER),
         *_code_volume(spec),
         *(_mounted_volume(volume) for volume in spec.volumes),
     ]
+    first: dict[str, MountedVolume] = {}
+    for index, volume in enumerate(volumes):
+        claim = volume.source.get("persistentVolumeClaim")
+        if isinstance(claim, dict):
+            shared = first.setdefault(str(claim["claimName"]), volume)
+            volumes[index] = MountedVolume(shared.source, {**volume.mount, "name": shared.source["name"]})
+    return volumes
 
 
 def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
@@ -57,8 +67,9 @@ def ray_volume(*, read_only: bool = False) -> MountedVolume:
 
 
 def sources(volumes: list[MountedVolume]) -> list[JsonValue]:
-    """The volumes for the pod spec."""
-    return [volume.source for volume in volumes]
+    """The volumes for the pod spec, each once."""
+    by_name = {str(volume.source["name"]): volume.source for volume in volumes}
+    return list(by_name.values())
 
 
 def mounts(volumes: list[MountedVolume]) -> list[JsonValue]:
