@@ -194,3 +194,18 @@ def test_a_start_on_another_machine_gets_the_files_back(
     last.begin(third)
     last.end()
     assert (third.run_folder / "metrics.jsonl").read_text() == "newest\n"
+
+
+def test_a_start_by_hand_is_later_than_all_others(
+    server: S3Server, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(proxy.endpoint, f"team/{tmp_path.name}")
+    root = server.path(f"team/{tmp_path.name}/{CHECKPOINTS}")
+    of_operator = settings_of(tmp_path / "run", job, 1_700_000_002, monkeypatch)
+    monkeypatch.delenv("RLJOB_START_NUMBER")
+    by_hand = read_settings()
+    assert BucketRunFolder().prepare(job, by_hand).start_number == 1
+    announce_start(root, 1_700_000_002)
+    assert BucketRunFolder().prepare(job, by_hand).start_number == 1_700_000_003
+    # An old start of the operator stays old.
+    assert BucketRunFolder().prepare(job, of_operator).start_number == 1_700_000_002

@@ -60,7 +60,7 @@ def run_to_end(stop: StopRequest, trackers: Trackers, bucket_copy: BucketRunFold
         # The run state is written before two things that take long: the storage of checkpoints may hang, and loading
         # torch takes seconds.
         reporter = reporter_of(job, settings)
-        bucket_copy.prepare(job, settings)
+        settings = bucket_copy.prepare(job, settings)
         report_resume(reporter, job, settings)
         # All pods of a job on a cluster have the same image.
         runs_workers_here = settings.is_ray_job or not settings.ray_address

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -27,7 +26,6 @@ from rljob_api.constants import (
     ENV_RUN_STATE_FILE,
     ENV_SHIPPED_CODE,
     ENV_SPEC,
-    ENV_START_NUMBER,
     ExitCode,
 )
 from rljob_api.contract_documents import TrainerJob, dump_job
@@ -209,9 +207,6 @@ def trainer_environment(
         ENV_ATTEMPT: str(attempt),
         "PYTHONPATH": os.pathsep.join([*code, *([inherited_path] if inherited_path else [])]),
     }
-    if options.uses_bucket:
-        # As the operator's: larger than the numbers of all earlier starts on the bucket, also those of other machines.
-        environment[ENV_START_NUMBER] = str(int(time.time()))
     if plan.devices is not None:
         environment[ENV_DEVICE] = plan.devices.type.value
     if options.ray_address is not None:

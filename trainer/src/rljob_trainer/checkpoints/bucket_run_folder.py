@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_api.constants import RUN_STATE_FILE_NAME
+from rljob_api.constants import ENV_START_NUMBER, RUN_STATE_FILE_NAME
 from rljob_api.contract_documents import TrainerJob
 from rljob_bucket.errors import TEMPORARY, BucketError, BucketFault
 from rljob_bucket.paths import BucketPath
@@ -44,17 +45,22 @@ class BucketRunFolder:
         self._folder: BucketPath | None = None
         self._mirror: BucketMirror | None = None
 
-    def prepare(self, job: TrainerJob, settings: Settings) -> None:
-        """Checks that the bucket can be used. Raises ConfigurationError, ResourceError, StorageUnavailableError."""
+    def prepare(self, job: TrainerJob, settings: Settings) -> Settings:
+        """Checks that the bucket can be used. Returns the settings; if the start has no number from the operator, with
+        the number after that of the newest start in the bucket, which was perhaps on another machine or a cluster.
+        Raises ConfigurationError, ResourceError, StorageUnavailableError."""
         folder = job_location(job)
         if folder is None:
-            return
+            return settings
         # Only here, so that jobs without a bucket do not load the library for buckets.
         from rljob_trainer.observability.bucket_mirror import BucketMirror
 
         refuse_unusable(folder)
         self._folder = folder
-        root, start_number = folder / CHECKPOINTS, settings.start_number
+        root = folder / CHECKPOINTS
+        if ENV_START_NUMBER not in settings.environment:
+            settings = replace(settings, start_number=newest_start(root) + 1)
+        start_number = settings.start_number
 
         def may_write() -> bool:
             try:
@@ -65,6 +71,7 @@ class BucketRunFolder:
 
         state = {RUN_STATE_FILE_NAME: settings.run_state_file}
         self._mirror = BucketMirror(settings.run_folder, folder / RUN, may_write, time.monotonic, state)
+        return settings
 
     def begin(self, settings: Settings) -> None:
         """Downloads the run's files if an earlier start on another machine has written them, and starts the thread
