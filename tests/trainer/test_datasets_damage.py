@@ -108,7 +108,7 @@ def test_bytes_as_prompt_or_answer_are_named_as_such(tmp_path: Path, value: obje
     pyarrow.parquet.write_table(pyarrow.table({"text": ["1"], "picture": [value]}), tmp_path / "rows.parquet")
     assert [row.columns for row in read(tmp_path / "rows.parquet")] == [{"text": "1"}]
     with pytest.raises(
-        DatasetError, match=rf"rows\.parquet, row 1: column 'picture' contains {kind}.*prompts, answers, sources and tools"
+        DatasetError, match=rf"rows\.parquet, row 1: column 'picture' contains {kind}.*prompts, answers"
     ):
         read(tmp_path / "rows.parquet", **{field: "picture"})
     with pytest.raises(DatasetError, match=r"rows\.parquet, row 1: column 'picture' contains"):

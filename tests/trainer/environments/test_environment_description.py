@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -11,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.environments import WHERE, class_specs, probe, write_module
+from rljob_testing.environments import WHERE, class_specs, probe, run, write_module
 from rljob_trainer.environments.description import ClassSpec, EnvironmentDescription, describe_class, load_class
+from rljob_trainer.environments.environment_pool import RolloutPlace
+from rljob_trainer.environments.environment_process import EnvironmentProcess
+from rljob_trainer.environments.failures import EnvironmentLostError, EnvironmentTimeoutError
 from rljob_trainer.environments.probe import Trial
 from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.rewards.scorer_environment import scorer_environment
 
 RESET = "    def reset(self, **row): pass\n"
 NUMBERS = itertools.count()
@@ -189,3 +194,22 @@ def test_a_trial_that_fails_is_one_clear_error(
     write_module(tmp_path, PROBED.replace("WHEN", when))
     with pytest.raises(kind, match=GAME + text):
         probe(tmp_path, *class_specs("Game"), trials=(Trial("Game", row, 0),))
+
+
+def test_a_process_loads_within_its_limit(tmp_path: Path) -> None:
+    write_module(tmp_path, "import time\ntime.sleep(600)\n")
+
+    async def load() -> None:
+        process = EnvironmentProcess(
+            class_specs("Faulty"),
+            log_file=tmp_path / "environment.log",
+            variables=scorer_environment(os.environ, [], [tmp_path]),
+            timeout_seconds=60,
+            start_timeout_seconds=0.5,
+        )
+        with pytest.raises(EnvironmentTimeoutError, match="importing the environment's classes"):
+            await process.wait_until_loaded()
+        with pytest.raises(EnvironmentLostError):
+            await RolloutPlace(process, 0).reward()
+
+    run(load())

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rljob_testing.environments import call, class_specs, process_ids, processes_for, run, write_module
+from rljob_testing.environments import call, process_ids, processes_for, run, write_module
 from rljob_trainer.environments.environment_pool import RolloutPlace
-from rljob_trainer.environments.environment_process import EnvironmentProcess
 from rljob_trainer.environments.failures import EnvironmentLostError, EnvironmentTimeoutError
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.rewards.scorer_environment import scorer_environment
+from rljob_trainer.processes.child_process import ChildProcess
 
 CLASSES = '''
 import asyncio, os, signal, time
@@ -184,8 +183,12 @@ def test_a_process_that_ends_is_infrastructure(folder: Path, what: str, text: st
 
 
 @pytest.mark.parametrize(("what", "is_known"), [("exits", True), ("is killed", False)])
-def test_the_call_that_blocked_the_process_has_ended_it(folder: Path, what: str, is_known: bool) -> None:
+def test_the_call_that_blocked_the_process_has_ended_it(
+    folder: Path, what: str, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unless the system has killed it: then nobody knows which rollout was the cause."""
+    kill, may_end = ChildProcess.kill, threading.Event()
+    monkeypatch.setattr(ChildProcess, "kill", lambda child: may_end.wait() and kill(child))
 
     async def rollouts() -> None:
         processes = processes_for(folder, "Faulty", rollouts_per_process=3, max_rollouts=3)
@@ -194,13 +197,14 @@ def test_the_call_that_blocked_the_process_has_ended_it(folder: Path, what: str,
                 await place.open("Faulty", {}, 0)
             other = asyncio.create_task(waiting.call_tools([call("wait", flag="begun")]))
             await until((folder / "begun").exists)
-            with pytest.raises(EnvironmentLostError) as own:
-                await act(guilty, what)
-            with pytest.raises(EnvironmentLostError) as of_waiting:
-                await other
-            with pytest.raises(EnvironmentLostError) as of_idle:
-                await idle.reward()
-            lost = [each.value for each in (own, of_waiting, of_idle)]
+            own = asyncio.create_task(act(guilty, what))
+            await until(lambda: not idle.process.is_usable)
+            # It begins before the cause is known.
+            of_idle = asyncio.create_task(idle.reward())
+            await asyncio.sleep(0)
+            may_end.set()
+            results = await asyncio.gather(own, other, of_idle, return_exceptions=True)
+            lost = [each for each in results if isinstance(each, EnvironmentLostError)]
             assert [each.is_own_call for each in lost] == [True, False, False]
             assert [each.caused_by_other for each in lost] == [False, is_known, is_known]
 
@@ -377,22 +381,3 @@ def test_rows_that_do_not_fit_are_rejected(folder: Path) -> None:
             await place.open("Faulty", {"x": (1, {2: "tuple"}), "long": "x" * 5_000_000}, 0)
 
     run(rollouts())
-
-
-def test_a_process_loads_within_its_limit(folder: Path) -> None:
-    write_module(folder, "import time\ntime.sleep(600)\n")
-
-    async def load() -> None:
-        process = EnvironmentProcess(
-            class_specs("Faulty"),
-            log_file=folder / "environment.log",
-            variables=scorer_environment(os.environ, [], [folder]),
-            timeout_seconds=60,
-            start_timeout_seconds=0.5,
-        )
-        with pytest.raises(EnvironmentTimeoutError, match="importing the environment's classes"):
-            await process.wait_until_loaded()
-        with pytest.raises(EnvironmentLostError):
-            await RolloutPlace(process, 0).reward()
-
-    run(load())

@@ -99,6 +99,8 @@ class EnvironmentProcess:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_set_at = 0.0
         self._ending: asyncio.Task[None] | None = None
+        self._has_ended_itself = False
+        """Whether the process has ended without being killed here."""
         self._child = ChildProcess(PROGRAM, log_file, variables, "results")
         self._loop.add_reader(self._child.connection, self._read)
         frame = encode(["load", [each.to_list() for each in classes]])
@@ -123,7 +125,8 @@ class EnvironmentProcess:
     async def wait_until_ended(self) -> None:
         """Returns when a process that has failed no longer exists, and its calls have failed."""
         if self._ending is not None:
-            await self._ending
+            # A shield, because many may wait, and one of them may be cancelled.
+            await asyncio.shield(self._ending)
 
     async def wait_until_loaded(self) -> None:
         """Waits until the process has imported the classes."""
@@ -144,6 +147,9 @@ class EnvironmentProcess:
     async def call(self, kind: str, rollout: int | None, *arguments: object) -> object:
         """Returns the result of a request, with the kinds and arguments of `environment_program`; those for a rollout
         are methods of RolloutPlace. Raises ConfigurationError if an argument cannot be sent."""
+        if self._has_ended_itself:
+            # Its end is being looked into, and then `_failure` says whether another rollout is the cause.
+            await self.wait_until_ended()
         if self._failure is not None:
             raise _copied(self._failure)
         try:
@@ -307,7 +313,8 @@ class EnvironmentProcess:
             return
         self._stop_watching(failure or EnvironmentLostError("the environment process has ended"))
         killing = self._loop.run_in_executor(None, self._child.kill)
-        self._ending = self._loop.create_task(self._end(killing, failure is None, late))
+        self._has_ended_itself = failure is None
+        self._ending = self._loop.create_task(self._end(killing, late))
 
     def _stop_watching(self, failure: TrainerError) -> None:
         self._failure = failure
@@ -316,12 +323,12 @@ class EnvironmentProcess:
         self._loop.remove_reader(self._child.connection)
         self._loop.remove_writer(self._child.connection)
 
-    async def _end(self, killing: asyncio.Future[None], has_ended_itself: bool, late: Sequence[_Call]) -> None:
-        if not has_ended_itself:
+    async def _end(self, killing: asyncio.Future[None], late: Sequence[_Call]) -> None:
+        if not self._has_ended_itself:
             # The end of the process may take long, for example if it waits for a disk.
             self._fail_calls(late)
         await killing
-        if has_ended_itself:
+        if self._has_ended_itself:
             self._fail_after_end()
 
     def _fail_after_end(self) -> None:
