@@ -76,7 +76,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
             "spec.training.rewards[0].judge.pattern": ("exactly one group", "it has 0"),
             "spec.training.rewards[0].judge.scale": ("must be the smallest and the largest number, such as [1, 5]",),
             "spec.training.rewards[0].judge.keyVariable": ("must be the name of an environment variable",),
-            "spec.training.rewards[1].remote.url": ("http or https URL without a user",),
+            "spec.training.rewards[1].remote.url": ("must not contain a user or a password", "Secret"),
         },
     ),
     "names of resources": (

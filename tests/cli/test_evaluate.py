@@ -108,6 +108,9 @@ def test_a_checkpoint_is_the_source_of_the_model(
     [
         ("runs/none", ("'runs/none' is not a folder", "runs/NAME@step-20")),
         ("runs/small@20", ("'runs/small@20' is not a folder",)),
+        ("~nobody-has-this-name/x", ("is not a folder",)),
+        ("x" * 300, ("is not a folder",)),
+        ("", ("'' is not a folder",)),
         ("runs/small/export@step-20", ("is a model, which has no steps; remove @step-20",)),
         ("s3://bucket/run", ("s3://bucket/run is in a bucket", "rljob get-results NAME --checkpoints")),
     ],

@@ -144,6 +144,14 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
         bucket.write(path, MODEL)
 
 
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket/../x", "s3://Bucket/x", "s3://me:word@b/x", "s3://bucket/a b", "s3://bucket"]
+)
+def test_view_of_what_is_no_folder_of_a_job(uri: str) -> None:
+    with pytest.raises(CliError, match="is not the folder of a job in a bucket"):
+        view_bucket(uri, ViewOptions(Path()), Console(file=io.StringIO()))
+
+
 def test_view_without_a_connection_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     endpoint = f"http://127.0.0.1:{free_port()}"

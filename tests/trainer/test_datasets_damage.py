@@ -240,3 +240,21 @@ def test_a_task_that_fails_at_a_row_is_named(tmp_path: Path, monkeypatch: pytest
         DatasetError, match=r"reasoningGym: the task leg_counting fails at row 1 \(IndexError: list ind"
     ):
         list(read_rows(dataset, tmp_path, WHERE))
+
+
+def test_a_folder_with_the_name_of_a_file_is_read(tmp_path: Path) -> None:
+    """Spark writes such folders."""
+    folder = tmp_path / "rows.parquet"
+    folder.mkdir()
+    pyarrow.parquet.write_table(table(2), folder / "part-0.parquet")
+    pyarrow.parquet.write_table(table(1), folder / "part-1.PARQUET")
+    (folder / "_SUCCESS").touch()
+    assert len(read(folder)) == 3
+
+
+def test_files_in_the_folders_of_a_folder_are_not_left_out_silently(tmp_path: Path) -> None:
+    (tmp_path / "rows" / "more").mkdir(parents=True)
+    for name in ("a.parquet", "more/b.parquet"):
+        pyarrow.parquet.write_table(table(1), tmp_path / "rows" / name)
+    with pytest.raises(DatasetError, match=r"would not be read \(seen: more/b\.parquet\); move all files"):
+        read(tmp_path / "rows")

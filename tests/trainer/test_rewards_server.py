@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -104,3 +105,32 @@ def test_a_reward_server_that_fails_gives_no_scores(server: RewardService) -> No
         probed(replace(REMOTE, url=gone))
     server.answers(FINE)
     probed(replace(REMOTE, url=server.url))
+
+
+def test_missing_numbers_of_a_table_are_sent_as_null(server: RewardService) -> None:
+    """NaN is not JSON: a strict server would reject the whole batch."""
+    row = {"price": math.nan, "limits": [1.0, math.inf], "size": 2.5}
+
+    async def run() -> Sequence[RewardOutcome]:
+        remote = RewardServer(replace(REMOTE, url=server.url))
+        found = await remote.scores([RewardRequest("p", "r", math.nan, row)])
+        await remote.service.close()
+        return found
+
+    server.answers(Answer('{"scores": [1]}'))
+    [outcome] = asyncio.run(run())
+    assert outcome.score == 1.0
+    [received] = server.received
+    assert received.body["rows"] == [{"price": None, "limits": [1.0, None], "size": 2.5}]
+    assert received.body["answers"] == [None]
+
+
+def test_no_message_has_the_query_of_the_url(server: RewardService) -> None:
+    with_key = f"{server.url}/score?token=hunter2"
+    for failure in (Answer("no token hunter2", 401), Answer("oops", 500), Answer("<html>")):
+        [(status, _, detail)] = scored_remotely(server, failure, "r", url=with_key)
+        assert (status, "hunter2" in detail) == ("UNREACHABLE", False)
+    gone = f"http://127.0.0.1:{free_port()}/score?token=hunter2"
+    with pytest.raises(ResourceError) as error:
+        probed(replace(REMOTE, url=gone))
+    assert "hunter2" not in str(error.value)

@@ -91,6 +91,8 @@ def test_a_checkpoint_of_an_outdated_start_does_not_count(run: Path) -> None:
     [
         ("run://runs/second", ("'run://runs/second' not found", "runs/second", "check the path")),
         ("run://", ("'run://'", "write run://RUN_FOLDER")),
+        ("run://" + "x" * 300, ("not found",)),
+        ("run://~nobody-has-this-name/x", ("not found",)),
         ("run://s3://bucket/x", ("'run://s3://bucket/x'", "rljob get-results NAME --checkpoints")),
         ("run://runs/first@step-3", ("runs/first@step-3'", "choose one of its steps (2, 4)")),
         ("run://runs/first@step-6", ("choose one of its steps (2, 4)",)),

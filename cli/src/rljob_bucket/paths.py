@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
+from rljob_api.scalars import BUCKET_KEY, BUCKET_NAME
 from rljob_api.v1alpha1.checkpoint import S3Storage
 
 S3 = "s3"
@@ -62,5 +64,6 @@ def parsed_uri(uri: str) -> BucketPath | None:
     """Returns the path of a URI such as `s3://bucket/team/run-1`; None if it is not valid. Endpoint and region are
     those of the environment."""
     scheme, _, rest = uri.partition("://")
-    bucket, _, key = rest.strip("/").partition("/")
-    return BucketPath(bucket, key) if scheme == S3 and bucket and key else None
+    bucket, _, key = rest.rstrip("/").partition("/")
+    is_valid = scheme == S3 and re.search(BUCKET_NAME, bucket) and re.search(BUCKET_KEY, key)
+    return BucketPath(bucket, key) if is_valid else None

@@ -18,7 +18,8 @@ from rljob_api.job_checks import URL_PASSWORD_RULE, cluster_violations, job_warn
 from rljob_api.names import standard_library_clash
 from rljob_api.pydantic_messages import advice_for_scalar, follows_from_another, plain_message
 from rljob_api.rule import Violation
-from rljob_api.training_checks import metric_violations
+from rljob_api.scalars import has_user
+from rljob_api.training_checks import training_violations
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
 from rljob_api.v1alpha1.model import Critic
@@ -155,10 +156,11 @@ def _job(text: str, source: str, changes: Sequence[Change], *, check_more: bool)
         if any(details["type"] != RULE_ERROR for details in error.errors(include_url=False)):
             unchecked = "further rules"
     else:
-        violations = metric_violations(job.spec) if check_more else ()
+        violations = training_violations(job.spec) if check_more else ()
         problems += [_problem(each.path, each.message, document, at_key=False) for each in violations]
     if problems:
         secret_lines = {document.value_positions[path][0] for path in _secret_paths(document)}
+        secret_lines |= {number for number, line in enumerate(text.splitlines(), start=1) if has_user(line)}
         problems = [replace(problem, hides_line=problem.line in secret_lines) for problem in problems]
         problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
         raise JobFileError(source, problems, unchecked=unchecked)

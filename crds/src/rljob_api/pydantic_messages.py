@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from rljob_api.base import WireModel
 from rljob_api.names import similar_names
 from rljob_api.quantities import QUANTITY_PATTERN
-from rljob_api.scalars import PATTERN_MESSAGES, QUANTITY_ERROR, URL_WITHOUT_USER
+from rljob_api.scalars import ENDPOINT, HTTP_URL, PATTERN_MESSAGES, QUANTITY_ERROR, URL_WITHOUT_USER, has_user
 from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.yaml_faults import Path
 
@@ -90,7 +90,14 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     if pattern in PATTERN_MESSAGES:
         wrong, advice = PATTERN_MESSAGES[pattern]
         # A URL with a user may have a password, which no message may show.
-        return f"{wrong}; {advice}" if pattern == URL_WITHOUT_USER else f"{wrong} (seen: {seen}); {advice}"
+        if pattern == URL_WITHOUT_USER:
+            return f"{wrong}; {advice}"
+        if pattern in (HTTP_URL, ENDPOINT) and has_user(str(error["input"])):
+            return (
+                f"{PATTERN_MESSAGES[URL_WITHOUT_USER][0]}; put them into a Secret, which a reward's keyVariable and a"
+                " bucket's secret name"
+            )
+        return f"{wrong} (seen: {seen}); {advice}"
     if kind in _BOUNDS:
         text, name, advice = _BOUNDS[kind]
         return f"{text.format(_bound(context[name]))} (seen: {seen}); {advice}"

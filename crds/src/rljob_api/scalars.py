@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 from pydantic_core import PydanticCustomError
 
 from rljob_api.quantities import QUANTITY_PATTERN
@@ -45,11 +46,11 @@ _IMAGE = (
     rf"^(([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?{_IMAGE_PATH}(/{_IMAGE_PATH})*"
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@[a-z0-9]+([.+_-][a-z0-9]+)*:[0-9a-fA-F]{32,})?$"
 )
-_BUCKET_NAME = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
-_BUCKET_KEY = r"^[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*$"
-_ENDPOINT = r"^https?://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/?$"
+BUCKET_NAME = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+BUCKET_KEY = r"^[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*$"
+ENDPOINT = r"^https?://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/?$"
 _REGION = r"^[a-z0-9-]+$"
-_HTTP_URL = r"^https?://[^@\s]+$"
+HTTP_URL = r"^https?://[^@\s]+$"
 RUBRIC = r"\{response\}|^(/|\./|\.\./|~|package://)"
 """Rubrics of judges, and paths of files with a rubric."""
 URL_WITHOUT_USER = r"^[^@]+$"
@@ -110,21 +111,21 @@ PATTERN_MESSAGES = {
         "must be the name of a container image, such as registry.example/team/trainer:1.2",
         "use lower case, without spaces and without https://",
     ),
-    _BUCKET_NAME: (
+    BUCKET_NAME: (
         "must be the name of a bucket, such as team-checkpoints",
         "use 3 to 63 lower case letters, digits, '-' and '.', with a letter or digit at both ends, and without s3://",
     ),
-    _BUCKET_KEY: (
+    BUCKET_KEY: (
         "must be a folder in the bucket, such as team/run-1",
         "use letters, digits, '-', '_', '=' and '.', with '/' between names and not at the ends; no name may start"
         " with '.'",
     ),
-    _ENDPOINT: (
+    ENDPOINT: (
         "must be the URL of a store, such as https://minio.example:9000",
         "use http:// or https://, a host and if necessary a port; without user, password and path",
     ),
     _REGION: ("must be a region, such as eu-central-1", "use lower case letters, digits and '-'"),
-    _HTTP_URL: (
+    HTTP_URL: (
         "must be an http or https URL without a user, such as https://api.openai.com/v1",
         "start it with http:// or https://",
     ),
@@ -160,6 +161,22 @@ def _without_nulls(value: object) -> object:
     return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
+def has_user(text: str) -> bool:
+    """Whether the text contains a URL with a user, and perhaps a password."""
+    return re.search(r"://[^/\s]*@", text) is not None
+
+
+def _with_host(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise ValueError("must have a host and, if it has a port, one from 1 to 65535, such as http://judge:8000/v1")
+    return url
+
+
 WITHOUT_NULLS = BeforeValidator(_without_nulls)
 """Validator of maps that removes entries whose value is null, as the API server does."""
 
@@ -184,12 +201,12 @@ Fraction = Annotated[FiniteNumber, Field(ge=0, le=1)]
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
-HttpUrl = Annotated[StrictStr, Field(max_length=4096, pattern=_HTTP_URL)]
+HttpUrl = Annotated[StrictStr, Field(max_length=4096, pattern=HTTP_URL), AfterValidator(_with_host)]
 UrlWithoutUser = Annotated[StrictStr, Field(max_length=4096, pattern=URL_WITHOUT_USER)]
-BucketName = Annotated[StrictStr, Field(max_length=63, pattern=_BUCKET_NAME)]
-BucketKey = Annotated[StrictStr, Field(max_length=512, pattern=_BUCKET_KEY)]
+BucketName = Annotated[StrictStr, Field(max_length=63, pattern=BUCKET_NAME)]
+BucketKey = Annotated[StrictStr, Field(max_length=512, pattern=BUCKET_KEY)]
 """A folder in a bucket. Other characters would have to be encoded in requests."""
-EndpointUrl = Annotated[StrictStr, Field(max_length=300, pattern=_ENDPOINT)]
+EndpointUrl = Annotated[StrictStr, Field(max_length=300, pattern=ENDPOINT), AfterValidator(_with_host)]
 RegionName = Annotated[StrictStr, Field(max_length=63, pattern=_REGION)]
 DnsLabel = Annotated[StrictStr, Field(max_length=63, pattern=_DNS_LABEL)]
 DnsName = Annotated[StrictStr, Field(max_length=253, pattern=_DNS_NAME)]

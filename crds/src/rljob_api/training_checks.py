@@ -1,5 +1,5 @@
-"""Checks of a valid job's training beyond the rules of the contract: metrics that no evaluation reports, and warnings
-about settings without effect. The API server does not reject such mistakes."""
+"""Checks of a valid job's training beyond the rules of the contract, and warnings about settings without effect. The
+API server does not reject such mistakes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,45 @@ from rljob_api.rule import Violation
 from rljob_api.v1alpha1.dataset import Evaluation
 from rljob_api.v1alpha1.environment_rules import best_metrics, rewards_of
 from rljob_api.v1alpha1.model import Dtype, HeadDtype
-from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_api.v1alpha1.reward import Reward, RewardType, Takes
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.training import Training
+from rljob_api.v1alpha1.training import IncompleteGroup, PromptSamplingType, Training, reward_names
 
 METRIC_RULE = "RLJobSpec.reportedMetric"
 
 
-def metric_violations(spec: RLJobSpec) -> tuple[Violation, ...]:
-    """What is wrong if the evaluation of `keepBest` does not report its metric. The API server checks only the name of
-    the evaluation, because a comparison with all metrics would be too expensive for it."""
-    best, known = spec.checkpoint.keep_best, best_metrics(spec.training)
-    if best is None or best.metric in known:
-        return ()
-    near = [name for name in known if name.startswith(best.metric.rpartition("/")[0] + "/")]
-    return (
-        Violation(
+def training_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Mistakes that the API server does not check: a comparison with all metrics would be too expensive for it, and the
+    schema has no space for more rules."""
+    training, best, known = spec.training, spec.checkpoint.keep_best, best_metrics(spec.training)
+    if best is not None and best.metric not in known:
+        near = [name for name in known if name.startswith(best.metric.rpartition("/")[0] + "/")]
+        yield Violation(
             rule=METRIC_RULE,
             path=("spec", "checkpoint", "keepBest", "metric"),
             wrong=f"the evaluation does not report it; it reports {', '.join(near)}",
             advice="correct the name, or change greedy or numSamples of the evaluation",
             seen=best.metric,
-        ),
-    )
+        )
+    for index, reward in enumerate(training.rewards):
+        sees_group = reward.function is not None and reward.function.takes is Takes.GROUP
+        if sees_group and training.on_incomplete_group is IncompleteGroup.REFILL:
+            yield Violation(
+                rule="RLJobSpec.groupOfReward",
+                path=("spec", "training", "rewards", index, "function", "takes"),
+                wrong="cannot be used with onIncompleteGroup: Refill, because a response that is generated again would"
+                " be scored without its group",
+                advice="choose another value of onIncompleteGroup",
+                seen=str(Takes.GROUP),
+            )
+    if training.prompt_sampling.type is PromptSamplingType.PASS_RATE and not reward_names(training):
+        yield Violation(
+            rule="RLJobSpec.rewardOfPassRate",
+            path=("spec", "training", "promptSampling", "type"),
+            wrong="needs a reward, which scores the responses",
+            advice="add one, or use Uniform",
+            seen=str(PromptSamplingType.PASS_RATE),
+        )
 
 
 def training_warnings(spec: RLJobSpec) -> Iterator[Violation]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rljob_api.rule import LOCAL_SOURCE
-from rljob_api.training_checks import metric_violations
+from rljob_api.training_checks import training_violations
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import ProfilerType
@@ -32,7 +32,7 @@ def refuse_missing(
     `environment`: the variables of this process. `run_folder`: an earlier attempt may have converted models of other
     runs there, which are then no longer needed. `runs_workers_here`: whether workers have the programs that are
     installed here."""
-    refuse_unknown_metric(spec)
+    refuse_training_mistakes(spec)
     for where, path in _functions(spec):
         refuse_missing_module(path, where)
     for where, dataset in _datasets(spec):
@@ -50,10 +50,10 @@ def refuse_missing(
     refuse_unusable_trackers(spec.training.trackers, environment)
 
 
-def refuse_unknown_metric(spec: RLJobSpec) -> None:
-    """Raises ConfigurationError if no evaluation has the metric of `keepBest`, for a job that was not created with
-    `rljob`."""
-    for found in metric_violations(spec):
+def refuse_training_mistakes(spec: RLJobSpec) -> None:
+    """Raises ConfigurationError for what `rljob` and not the API server checks (see `training_violations`), for a job
+    that was not created with `rljob`."""
+    for found in training_violations(spec):
         raise ConfigurationError(f"{wire_path(found.path)}: {found.message}")
 
 

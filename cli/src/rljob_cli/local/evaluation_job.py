@@ -3,6 +3,7 @@ except that it checks which files of the weights exist."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,8 +82,8 @@ def checkpoint_source(text: str) -> str:
             " NAME --checkpoints`, and name the copy's folder"
         )
     name, step = split_step(text)
-    path = Path(name).expanduser().absolute()
-    if not path.is_dir():
+    path = Path(os.path.expanduser(name)).absolute()
+    if not (name and os.path.isdir(path)):
         raise CliError(
             f"--checkpoint: {name!r} is not a folder (looked for {path}); name a run such as runs/NAME or"
             " runs/NAME@step-20, or the folder of an exported model"

@@ -353,9 +353,9 @@ def _print_end(
     _say(f"exit code {code}: {meaning}", console)
     if state is not None:
         progress = state.progress
-        reached = (
-            f"step {progress.step} of {progress.total_steps}" if progress.total_steps else "evaluated, no training"
-        )
+        reached = f"step {progress.step} of {progress.total_steps}"
+        if not progress.total_steps:
+            reached = "evaluated, no training" if code == ExitCode.SUCCESS else "not evaluated"
         if progress.eval_score is not None:
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:

@@ -320,7 +320,7 @@ TRAINING_EVALUATION_RULES = (
         RLJobSpec,
         "RLJobSpec.keepBestMetric",
         field=".checkpoint.keepBest.metric",
-        # An exact comparison would be too expensive for the API server; see `metric_violations`.
+        # An exact comparison would be too expensive for the API server; see `training_violations`.
         cel="!has(self.checkpoint.keepBest) || self.training.evaluations.exists(each,"
         " self.checkpoint.keepBest.metric.startsWith('eval/' + each.name + '/'))",
         wrong="must be a metric of one of training.evaluations, such as eval/heldout/greedy",

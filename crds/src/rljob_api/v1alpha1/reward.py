@@ -6,6 +6,7 @@ All rewards except those in `IGNORED_FIELDS` run in separate processes with a ha
 from __future__ import annotations
 
 import re
+import warnings
 from enum import StrEnum
 from typing import Annotated
 
@@ -33,8 +34,10 @@ from rljob_api.scalars import (
 
 def _checked_pattern(pattern: str) -> str:
     try:
-        re.compile(pattern)
-    except re.error as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"must be a valid regular expression of Python's `re` module: {error}") from None
     return pattern
 
@@ -125,10 +128,16 @@ class FunctionReward(WireModel):
     The processes of the reward share them."""
 
 
+def _without_query(url: str) -> str:
+    if "?" in url or "#" in url:
+        raise ValueError("must have no `?` and no `#`, because `/chat/completions` is added at its end")
+    return url
+
+
 class JudgeReward(WireModel):
     """An OpenAI-compatible endpoint."""
 
-    url: HttpUrl
+    url: Annotated[HttpUrl, AfterValidator(_without_query)]
     """Such as `https://api.openai.com/v1`."""
     model: ShortText
     key_variable: EnvName | None = None

@@ -256,7 +256,10 @@ TRAINING_RULES = (
         " || self.optimizer.warmupSteps <= self.steps - (has(self.critic) ? self.critic.warmupSteps : 0)",
         wrong="must be at most training.steps, or with a critic at most training.steps - critic.warmupSteps",
         advice="reduce optimizer.warmupSteps, or increase training.steps",
-        holds=lambda t: _steps_after_critic_warmup(t) <= 0 or t.optimizer.warmup_steps <= _steps_after_critic_warmup(t),
+        holds=lambda t: (
+            (t.critic is not None and t.critic.warmup_steps >= t.steps)
+            or t.optimizer.warmup_steps <= _steps_after_critic_warmup(t)
+        ),
     ),
     rule(
         Training,

@@ -73,7 +73,8 @@ def find_run_checkpoint(source: str, base_folder: Path, where: str) -> RunCheckp
             "from a bucket or a cluster first, with `rljob get-results NAME --checkpoints`)"
         )
     path = base_folder / os.path.expanduser(match["path"])
-    if not path.is_dir():
+    # Unlike `Path.is_dir`, it also returns False for a name that is too long.
+    if not os.path.isdir(path):
         raise ConfigurationError(f"{seen} not found (looked for {path}); check the path of the run's folder")
     run_folder, root = _folders(path)
     if not root.is_dir():

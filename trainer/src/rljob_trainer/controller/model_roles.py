@@ -30,7 +30,6 @@ from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import attention_cost, read_config
 from rljob_trainer.environments.settings import EnvironmentSettings
-from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.rewards.loading import call_settings, scorer_spec, sees_group, service_of, service_variables
@@ -225,12 +224,6 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
     environment_names = frozenset(each.name for each in training.rewards if each.type is RewardType.ENVIRONMENT)
     for index, each in enumerate(training.rewards):
         where = f"spec.training.rewards[{index}]"
-        if sees_group(each) and training.on_incomplete_group is IncompleteGroup.REFILL:
-            raise ConfigurationError(
-                f"{where}.function.takes (reward {each.name}): Group cannot be used with onIncompleteGroup: Refill, "
-                "because a response that is generated again would be scored without its group; choose another value of "
-                "onIncompleteGroup"
-            )
         per_worker = -(-each.num_processes // num_workers)
         dataset = _scored_dataset(training, each)
         scorer = scorer_spec(each, where, dataset, per_worker * num_workers, settings.job_folder)

@@ -65,12 +65,13 @@ def _read_file(spec: FileDataset, base_folder: Path, where: str, dataset: Datase
     path = local_dataset(dataset, base_folder, where)
     assert path is not None
     match path.suffix:
+        # Also a folder that is named like a file, as Spark writes.
+        case _ if path.is_dir():
+            yield from _read_parquet(parquet_files_of(path, where), dataset)
         case ".jsonl":
             yield from _read_json_lines(path)
         case ".parquet":
             yield from _read_parquet([path], dataset)
-        case _ if path.is_dir():
-            yield from _read_parquet(parquet_files_of(path, where), dataset)
         case _:
             raise DatasetError(
                 f"{where}.file.path: {spec.path!r} is neither a .jsonl nor a .parquet file, nor a folder with .parquet "
@@ -83,7 +84,14 @@ def parquet_files_of(path: Path, where: str) -> list[Path]:
     itself; an empty list if it is a file of another format. Raises DatasetError for a folder without such files."""
     if not path.is_dir():
         return [path] if path.suffix == ".parquet" else []
-    found = sorted(each for each in path.iterdir() if each.suffix == ".parquet")
+    below = sorted(each for each in path.rglob("*") if each.suffix.casefold() == ".parquet" and each.is_file())
+    found = [each for each in below if each.parent == path]
+    if found and len(found) < len(below):
+        other = next(each for each in below if each.parent != path)
+        raise DatasetError(
+            f"{where}.file.path: the folder {path} has .parquet files in its folders, too, which would not be read "
+            f"(seen: {other.relative_to(path)}); move all files into one folder, or name each folder as a dataset"
+        )
     if not found:
         raise DatasetError(f"{where}.file.path: the folder {path} has no .parquet files; name a folder that has some")
     return found

@@ -9,6 +9,7 @@ need the earlier run any more.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,7 @@ def trained_model(job: TrainerJob, location: ModelLocation) -> TrainedModel:
     model, training = location.model, job.spec.training
     source = model.source
     if looks_local(source, location.base_folder) and not source.startswith(PACKAGE_SCHEME):
-        source = str((location.base_folder / Path(source).expanduser()).absolute())
+        source = str((location.base_folder / os.path.expanduser(source)).absolute())
     return TrainedModel(source=source, revision=model.revision, lora=training.model.lora, seed=training.seed)
 
 

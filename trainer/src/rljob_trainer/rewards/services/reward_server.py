@@ -13,6 +13,7 @@ conversation of each response.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -43,7 +44,7 @@ class RewardServer:
         if problem is not None:
             raise ResourceError(
                 f"{self._spec.where}: the reward server cannot be reached: {problem}; start the server, or check "
-                f"remote.url (seen: {self._spec.url})"
+                f"remote.url (seen: {self.service.shown_url})"
             )
 
     async def scores(self, requests: Sequence[RewardRequest]) -> Sequence[RewardOutcome]:
@@ -73,18 +74,28 @@ class RewardServer:
 
     def _body(self, requests: Sequence[RewardRequest]) -> dict[str, object]:
         prompts, responses = [each.prompt for each in requests], [each.response for each in requests]
-        answers = [each.answer for each in requests]
+        answers = [_json_value(each.answer) for each in requests]
         query = [f"{prompt}{response}" for prompt, response in zip(prompts, responses, strict=True)]
         messages = [[dict(message) for message in each.messages] for each in requests]
         return {
             "prompts": prompts,
             "responses": responses,
             "answers": answers,
-            "rows": [dict(each.row) for each in requests],
+            "rows": [_json_value(each.row) for each in requests],
             "query": query,
             "labels": answers,
             **({"messages": messages} if any(messages) else {}),
         }
+
+
+def _json_value(value: object) -> object:
+    """The value with null for NaN and infinite numbers, which JSON does not have. Tables have NaN for values that are
+    missing."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _json_value(item) for key, item in value.items()}
+    return [_json_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _unchanged(reply: Mapping[str, object]) -> Mapping[str, object]:

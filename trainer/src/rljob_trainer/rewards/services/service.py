@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qsl
 
 from rljob_trainer.rewards.base import excerpt
 
@@ -43,6 +44,8 @@ MAX_BODY_CHARACTERS = 400
 """Characters of a reply that a message shows."""
 REQUESTS, RETRIES, SECONDS = "total_requests", "total_retries", "total_call_seconds"
 """What is counted; the last part of the metric's name."""
+MIN_SECRET_CHARACTERS = 6
+"""Shorter values of a URL's query are shown, because they also occur in other text."""
 REQUEST_TIMEOUT, TOO_MANY_REQUESTS = 408, 429
 
 Counts = defaultdict[str, float]
@@ -119,6 +122,9 @@ class Service:
     limits: ServiceLimits = field(default_factory=ServiceLimits)
 
     def __post_init__(self) -> None:
+        self.shown_url, _, query = self.url.partition("?")
+        """The URL without its query, for messages."""
+        self._secrets = [query, *(value for _, value in parse_qsl(query) if len(value) >= MIN_SECRET_CHARACTERS)]
         requests, tokens = self.limits.requests_per_minute, self.limits.tokens_per_minute
         self._requests = None if requests is None else RateLimit(requests)
         self._tokens = None if tokens is None else RateLimit(tokens)
@@ -195,12 +201,12 @@ class Service:
                 data = await _limited(response.content)
                 status, retry_after = response.status, _retry_after(response.headers.get("Retry-After"))
         except TimeoutError:
-            return _Failure(f"{self.url} did not reply within {self.timeout_seconds:g} s")
+            return _Failure(f"{self.shown_url} did not reply within {self.timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return _Failure(self.cleaned(f"{self.url}: {type(error).__name__}: {error}"))
+            return _Failure(self.cleaned(f"{self.shown_url}: {type(error).__name__}: {error}"))
         if status != 200:
             is_rejection = 300 <= status < 500 and status not in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)
-            message = self.cleaned(f"{self.url} returned HTTP status {status}: {_shown(data)}")
+            message = self.cleaned(f"{self.shown_url} returned HTTP status {status}: {_shown(data)}")
             return _Failure(message, is_rejection, retry_after if status in (TOO_MANY_REQUESTS, 503) else 0.0)
         try:
             reply = _json_object(data)
@@ -208,7 +214,7 @@ class Service:
                 reserved[1] = used
             return read(reply)
         except UnusableReplyError as error:
-            return _Failure(self.cleaned(f"{self.url} {error} (seen: {_shown(data)})"))
+            return _Failure(self.cleaned(f"{self.shown_url} {error} (seen: {_shown(data)})"))
 
     async def _admitted(self, num_tokens: float) -> list[float] | None:
         """Waits until the limits allow a request, in the order of the calls. Returns the record of its tokens."""
@@ -249,8 +255,11 @@ class Service:
         return self._session
 
     def cleaned(self, text: str) -> str:
-        """The text without the key, which a service might repeat."""
-        return text if not self.key else text.replace(self.key, "***")
+        """The text without the key, which a service might repeat, and without the query of the URL and its values,
+        which may be keys, too."""
+        for secret in (self.key, *self._secrets):
+            text = text.replace(secret, "***") if secret else text
+        return text
 
 
 async def _limited(content: aiohttp.StreamReader) -> bytes:
