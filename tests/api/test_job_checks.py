@@ -111,6 +111,9 @@ _JUDGE = {
     },
 }
 _FUNCTION = {"name": "own", "type": "Function", "function": {"path": "my_rewards:score"}}
+_NAMED = {"name": "most", "type": "File", "file": {"path": "train.jsonl"}, "rewards": ["maths"]}
+_RARE = _NAMED | {"name": "rare", "weight": 1e-9}
+MIN = {"spec.checkpoint.keepBest": {"metric": "eval/heldout/excluded_fraction", "mode": "Min"}}
 _EVALUATION = {"dataset": {"type": "File", "file": {"path": "held_out.jsonl"}, "maxPromptTokens": 64}}
 
 
@@ -150,6 +153,19 @@ _EVALUATION = {"dataset": {"type": "File", "file": {"path": "held_out.jsonl"}, "
             {},
         ),
         ({"rewards": [_MATH | {"weight": 0.8}, _JUDGE], "evaluations": [_EVALUATION]}, {}),
+        (
+            {"rewards": [_FUNCTION | {"function": {"path": "a:b", "batchSize": 8}}]},
+            {"spec.training.rewards[0].function.batchSize": Mentions("no effect", "takes: Response", "(seen: 8)")},
+        ),
+        ({"rewards": [_FUNCTION | {"function": {"path": "a:b", "batchSize": 8, "takes": "Batch"}}]}, {}),
+        (
+            {"dataset": None, "datasets": [_NAMED, _RARE], "rewards": [_MATH, _SHORT]},
+            {
+                "spec.training.rewards[1].name": Mentions("scores no response", f"(seen: {_SHORT['name']})"),
+                "spec.training.datasets[1].weight": Mentions("draws no prompt", "(seen: 1e-09)"),
+            },
+        ),
+        ({"dataset": None, "datasets": [_NAMED], "rewards": [_MATH]}, {}),
         ({"rewards": [_MATH | {"weight": 0.8}, _FUNCTION | {"weight": 0.1}], "evaluations": [_EVALUATION]}, {}),
     ],
 )
@@ -158,6 +174,17 @@ def test_settings_of_the_training_without_effect_get_a_warning(
 ) -> None:
     job = RLJob.from_wire(valid_job({f"spec.training.{name}": value for name, value in edits.items()}))
     assert {wire_path(found.path): found.message for found in job_warnings(job)} == expected
+
+
+def test_settings_of_the_best_checkpoint_without_sense_get_a_warning() -> None:
+    best = {"metric": "eval/heldout/excluded_fraction"}
+    edits = {"spec.training.evaluations": [_EVALUATION], "spec.checkpoint.keepBest": best}
+    [found] = job_warnings(RLJob.from_wire(valid_job(edits)))
+    assert found.message == Mentions("most responses without a score", "mode: Min")
+    edits |= {"spec.training.steps": 0, "spec.training.optimizer.warmupSteps": 0}
+    [found] = job_warnings(RLJob.from_wire(valid_job(edits)))
+    assert (wire_path(found.path), found.message) == ("spec.checkpoint.keepBest", Mentions("no effect with 0 steps"))
+    assert list(job_warnings(RLJob.from_wire(valid_job({**edits, "spec.training.steps": 5, **MIN})))) == []
 
 
 def test_a_password_in_a_url_gets_a_warning_that_does_not_repeat_it() -> None:

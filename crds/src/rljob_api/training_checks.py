@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 from rljob_api.rule import Violation
+from rljob_api.v1alpha1.checkpoint import KeepBestMode
 from rljob_api.v1alpha1.dataset import Evaluation
 from rljob_api.v1alpha1.environment_rules import best_metrics, rewards_of
 from rljob_api.v1alpha1.model import Dtype, HeadDtype
@@ -84,6 +85,71 @@ def training_warnings(spec: RLJobSpec) -> Iterator[Violation]:
                 wrong=f"no response can pass, so pass_at_k is always 0: the largest possible score is {highest:g}",
                 advice="set passThreshold to a score that a good response has, or name fewer rewards in `rewards`",
                 seen=f"{evaluation.pass_threshold:g}",
+            )
+
+    yield from _warnings_about_rewards(spec.training)
+    yield from _warnings_about_best(spec)
+    yield from _warnings_about_datasets(spec.training)
+
+
+def _warnings_about_rewards(training: Training) -> Iterator[Violation]:
+    names_of_datasets = {name for dataset in training.datasets for name in dataset.rewards}
+    all_are_named = bool(training.datasets) and all(dataset.rewards for dataset in training.datasets)
+    for index, reward in enumerate(training.rewards):
+        path = ("spec", "training", "rewards", index)
+        function = reward.function
+        if function is not None and function.takes is not Takes.BATCH and "batch_size" in function.model_fields_set:
+            yield Violation(
+                rule="FunctionReward.batchSize",
+                path=(*path, "function", "batchSize"),
+                wrong=f"has no effect with takes: {function.takes}",
+                advice="remove it, or set takes: Batch",
+                seen=str(function.batch_size),
+            )
+        if all_are_named and reward.name not in names_of_datasets and reward.type is not RewardType.ENVIRONMENT:
+            yield Violation(
+                rule="Reward.named",
+                path=(*path, "name"),
+                wrong="scores no response of the training, because each dataset names other rewards",
+                advice="add it to the rewards of a dataset, or remove it if no evaluation names it",
+                seen=reward.name,
+            )
+
+
+def _warnings_about_best(spec: RLJobSpec) -> Iterator[Violation]:
+    best = spec.checkpoint.keep_best
+    if best is None:
+        return
+    path = ("spec", "checkpoint", "keepBest")
+    if spec.training.steps == 0:
+        yield Violation(
+            rule="KeepBest.steps",
+            path=path,
+            wrong="has no effect with 0 steps, which save no checkpoint",
+            advice="remove it, or increase training.steps",
+            seen=best.metric,
+        )
+    elif best.metric.endswith("/excluded_fraction") and best.mode is KeepBestMode.MAX:
+        yield Violation(
+            rule="KeepBest.mode",
+            path=(*path, "mode"),
+            wrong="keeps the checkpoint with the most responses without a score",
+            advice="set mode: Min",
+            seen=str(best.mode),
+        )
+
+
+def _warnings_about_datasets(training: Training) -> Iterator[Violation]:
+    total = sum(dataset.weight for dataset in training.datasets)
+    for index, dataset in enumerate(training.datasets):
+        num_prompts = dataset.weight / total * training.steps * training.batch_size
+        if training.steps and num_prompts < 1:
+            yield Violation(
+                rule="NamedDataset.weight",
+                path=("spec", "training", "datasets", index, "weight"),
+                wrong=f"is so small that the training draws no prompt of this dataset (on average {num_prompts:.2g})",
+                advice="increase it, or remove the dataset",
+                seen=f"{dataset.weight:g}",
             )
 
 
