@@ -42,6 +42,7 @@ FILES = {
     "checkpoints/step-00000001.start-0001/rank-00000.safetensors": b"weights",
     "run/export/model.safetensors": MODEL,
     "run/logs/worker-0.log": b"log",
+    "run/model-config/config.json": b"{}",
     "run/metrics.jsonl": b'{"step": 1, "wall_time": 1, "reward/mean": 0.5}\n',
     "run/rljob-run-state.json": b"",
 }
@@ -95,7 +96,9 @@ def test_the_results_are_copied_and_what_is_there_is_not_copied_again(proxy: Fau
     again = copy(job, tmp_path)
     assert (again.written, again.num_unchanged, again.num_bytes) == ([], 2, 0)
     everything = copy(job, tmp_path, selection_of((), checkpoints=True, logs=True))
-    assert len(everything.written) == 4
+    assert len(everything.written) == 5
+    # Runs that start from the copied checkpoints need it.
+    assert (tmp_path / "model-config/config.json").is_file()
     assert (tmp_path / "checkpoints/step-00000001.start-0001/rank-00000.safetensors").read_bytes() == b"weights"
 
 

@@ -107,9 +107,8 @@ def test_bytes_as_prompt_or_answer_are_named_as_such(tmp_path: Path, value: obje
     """They used to be dropped, and the column was reported as missing."""
     pyarrow.parquet.write_table(pyarrow.table({"text": ["1"], "picture": [value]}), tmp_path / "rows.parquet")
     assert [row.columns for row in read(tmp_path / "rows.parquet")] == [{"text": "1"}]
-    with pytest.raises(
-        DatasetError, match=rf"rows\.parquet, row 1: column 'picture' contains {kind}.*prompts, answers"
-    ):
+    allowed = "prompts, answers, sources and tools must be strings"
+    with pytest.raises(DatasetError, match=rf"rows\.parquet, row 1: column 'picture' contains {kind}.*{allowed}"):
         read(tmp_path / "rows.parquet", **{field: "picture"})
     with pytest.raises(DatasetError, match=r"rows\.parquet, row 1: column 'picture' contains"):
         read(tmp_path / "rows.parquet", **{field: "picture.bytes"})
