@@ -53,9 +53,10 @@ AFTER_EFFECT_SECONDS = 1.0
 POLLS_PER_SECOND = 40.0
 """Scheduled dashboard polls of all jobs together: with more than 160 running jobs, each dashboard is polled less often
 than every 4 s, down to `LONGEST_POLL_INTERVAL_SECONDS`."""
-EXPLANATION_SECONDS = 10.0
+EXPLANATION_SECONDS = 8.0
 """Shortest time between two writes of a job's status that only explain (progress, messages); longer with many running
-jobs: as long as the interval of polls."""
+jobs: as long as the interval of polls. It is below 10 s, so that with the time of a poll and a write the progress of a
+running trainer is still at most 10 s old."""
 LONGEST_POLL_INTERVAL_SECONDS = 30.0
 """Longest time between two polls of a dashboard, however many jobs are running. It is limited because the operator
 notices only at a poll that a deadline has passed."""
