@@ -3,17 +3,19 @@ is asked again, and that nothing is left open."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from rljob_testing.training.scripted_engine import BROKEN, NEVER
+from rljob_testing.training.scripted_engine import BROKEN, NEVER, Prompt, Script
 from rljob_testing.training.scripted_rollouts import (
     CALL,
     END,
     SAMPLING,
     SECONDS,
+    Running,
     Start,
     check_rows,
     request,
@@ -114,9 +116,31 @@ def test_a_broken_call_in_the_last_turn_is_a_parse_error(start: Start) -> None:
     assert (episode.counts.num_tool_calls, episode.counts.num_tool_errors) == (2, 2)
 
 
+class Late:
+    """A script with one turn that never ends: each time it is asked for, the clock of the rollouts moves by 100
+    seconds."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.running: Running | None = None
+
+    def __call__(self, prompt: Prompt) -> str:
+        text = self._script(prompt)
+        if text == NEVER:
+            assert self.running is not None
+            loop = self.running.host._asyncio_loop
+            loop.call_soon_threadsafe(self._move, loop)
+        return text
+
+    def _move(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time
+        loop.time = lambda: now() + 100  # type: ignore[method-assign]
+
+
 def test_a_rollout_without_a_first_turn_in_time_has_no_reward(start: Start) -> None:
     """The policy has done nothing that could be scored."""
-    running = start(lambda _: NEVER, max_seconds=0.5, retries=1)
+    script = Late(lambda _: NEVER)
+    running = script.running = start(script, max_seconds=60.0, retries=1)
     [episode] = running.run(request(0, "a", "b"))
     assert (episode.outcome, episode.transcript) == (Outcome.INFRASTRUCTURE, None)
     assert episode.reward.value is None
@@ -127,7 +151,8 @@ def test_a_rollout_without_a_first_turn_in_time_has_no_reward(start: Start) -> N
 def test_a_turn_that_is_generated_too_long_is_dropped(start: Start) -> None:
     """The environment still gives a reward for what came before."""
     turn = 1
-    running = start(turns("first", NEVER), max_seconds=0.5)
+    script = Late(turns("first", NEVER))
+    running = script.running = start(script, max_seconds=60.0)
     asked = request(0, "a", "b")
     [episode] = running.run(asked)
     assert (episode.outcome, episode.reward.status) == (Outcome.TIME_LIMIT, RewardStatus.OK)
