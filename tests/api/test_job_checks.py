@@ -167,6 +167,26 @@ _EVALUATION = {"dataset": {"type": "File", "file": {"path": "held_out.jsonl"}, "
         ),
         ({"dataset": None, "datasets": [_NAMED], "rewards": [_MATH]}, {}),
         ({"rewards": [_MATH | {"weight": 0.8}, _FUNCTION | {"weight": 0.1}], "evaluations": [_EVALUATION]}, {}),
+        (
+            {"promptSampling": {"passThreshold": 0.5}},
+            {"spec.training.promptSampling.passThreshold": Mentions("no effect", "type: Uniform", "(seen: 0.5)")},
+        ),
+        (
+            {"rewards": [_MATH | {"weight": 0.8}], "promptSampling": {"type": "PassRate"}},
+            {"spec.training.promptSampling.passThreshold": Mentions("drawn rarely", "score is 0.8", "(seen: 1)")},
+        ),
+        ({"rewards": [_MATH | {"weight": 0.8}], "promptSampling": {"type": "PassRate", "passThreshold": 0.8}}, {}),
+        ({"rewards": [_FUNCTION | {"weight": 0.8}], "promptSampling": {"type": "PassRate"}}, {}),
+        # One of the datasets has a reward that reaches the threshold.
+        (
+            {
+                "dataset": None,
+                "datasets": [_NAMED, _NAMED | {"name": "short", "rewards": [_SHORT["name"]]}],
+                "rewards": [_MATH, _SHORT],
+                "promptSampling": {"type": "PassRate"},
+            },
+            {},
+        ),
     ],
 )
 def test_settings_of_the_training_without_effect_get_a_warning(

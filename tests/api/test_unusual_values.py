@@ -61,6 +61,13 @@ def test_a_path_cannot_be_added_to_the_url_of_a_judge_with_a_query(url: str) -> 
     load_job_text(to_yaml(valid_job(remote(url))))
 
 
+@pytest.mark.parametrize("name", ["model", "messages", "stream"])
+def test_fields_that_the_request_of_a_judge_has_anyway(name: str) -> None:
+    found = problem(judge(request={name: True, "max_tokens": 64}))
+    assert found.path == "spec.training.rewards[0].judge.request"
+    assert found.message == Mentions(f"must not have `{name}`", "`rubric`")
+
+
 @pytest.mark.parametrize(
     "edits",
     [

@@ -4,11 +4,10 @@ API server does not reject such mistakes."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rljob_api.rule import Violation
 from rljob_api.v1alpha1.checkpoint import KeepBestMode
-from rljob_api.v1alpha1.dataset import Evaluation
 from rljob_api.v1alpha1.environment_rules import best_metrics, rewards_of
 from rljob_api.v1alpha1.model import Dtype, HeadDtype
 from rljob_api.v1alpha1.reward import Reward, RewardType, Takes
@@ -77,7 +76,9 @@ def training_warnings(spec: RLJobSpec) -> Iterator[Violation]:
             seen=json.dumps(model.head_dtype),
         )
     for index, evaluation in enumerate(spec.training.evaluations):
-        highest = _highest_score(evaluation, spec.training)
+        rewards = rewards_of(evaluation, spec.training)
+        all_count_as_1 = not any(reward.weight for reward in rewards)
+        highest = _highest_score(rewards, spec.training, all_count_as_1=all_count_as_1)
         if evaluation.num_samples and highest is not None and highest < evaluation.pass_threshold - 1e-9:
             yield Violation(
                 rule="Evaluation.passThreshold",
@@ -90,6 +91,7 @@ def training_warnings(spec: RLJobSpec) -> Iterator[Violation]:
     yield from _warnings_about_rewards(spec.training)
     yield from _warnings_about_best(spec)
     yield from _warnings_about_datasets(spec.training)
+    yield from _warnings_about_sampling(spec.training)
 
 
 def _warnings_about_rewards(training: Training) -> Iterator[Violation]:
@@ -153,13 +155,39 @@ def _warnings_about_datasets(training: Training) -> Iterator[Violation]:
             )
 
 
-def _highest_score(evaluation: Evaluation, training: Training) -> float | None:
-    """The largest possible score of a response of an evaluation; None if it is unknown."""
-    rewards = rewards_of(evaluation, training)
+def _warnings_about_sampling(training: Training) -> Iterator[Violation]:
+    sampling, path = training.prompt_sampling, ("spec", "training", "promptSampling", "passThreshold")
+    if sampling.type is PromptSamplingType.UNIFORM:
+        if "pass_threshold" in sampling.model_fields_set:
+            yield Violation(
+                rule="PromptSampling.type",
+                path=path,
+                wrong="has no effect with type: Uniform",
+                advice="remove it, or set type: PassRate",
+                seen=f"{sampling.pass_threshold:g}",
+            )
+        return
+    named = [frozenset(dataset.rewards) for dataset in training.datasets] or [frozenset[str]()]
+    highest = [
+        _highest_score([each for each in training.rewards if not names or each.name in names], training)
+        for names in named
+    ]
+    known = [score for score in highest if score is not None]
+    if len(known) == len(highest) and max(known) < sampling.pass_threshold - 1e-9:
+        yield Violation(
+            rule="PromptSampling.passThreshold",
+            path=path,
+            wrong=f"no response can pass, so all rows are drawn rarely: the largest possible score is {max(known):g}",
+            advice="set passThreshold to a score that a good response has",
+            seen=f"{sampling.pass_threshold:g}",
+        )
+
+
+def _highest_score(rewards: Sequence[Reward], training: Training, *, all_count_as_1: bool = False) -> float | None:
+    """The largest possible weighted sum of these rewards; None if it is unknown."""
     if not rewards or training.environment is not None:
         # An environment may add a reward.
         return None
-    all_count_as_1 = not any(reward.weight for reward in rewards)
     total = 0.0
     for reward in rewards:
         weight = 1.0 if all_count_as_1 else reward.weight

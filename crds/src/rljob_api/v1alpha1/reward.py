@@ -134,6 +134,20 @@ def _without_query(url: str) -> str:
     return url
 
 
+OWN_REQUEST_FIELDS = ("messages", "model", "stream")
+"""Fields of a request to a judge that the trainer sets itself, or whose answer it could not read."""
+
+
+def _without_own_fields(request: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    found = [name for name in OWN_REQUEST_FIELDS if name in request]
+    if found:
+        raise ValueError(
+            f"must not have {' and '.join(f'`{name}`' for name in found)}: the message is `rubric`, the model is"
+            " `model`, and the answer is not streamed"
+        )
+    return request
+
+
 class JudgeReward(WireModel):
     """An OpenAI-compatible endpoint."""
 
@@ -154,7 +168,9 @@ class JudgeReward(WireModel):
     """Lowest and highest number, which become 0 and 1; [0, 1] without labels."""
     labels: Labels | None = None
     """Scores of words, such as {good: 1, bad: 0}."""
-    request: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
+    request: Annotated[dict[str, JsonValue], Field(max_length=64), AfterValidator(_without_own_fields)] = Field(
+        default_factory=dict
+    )
     """Further fields of each request, such as {max_tokens: 1024}.
 
     The defaults are `temperature: 0` and `max_tokens: 512`."""
