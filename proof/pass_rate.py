@@ -22,7 +22,7 @@ from pathlib import Path
 from rljob_proof.curves import EVAL_GREEDY, EVAL_SAMPLED, draw, last, mean, new_figure, save, scores
 from rljob_proof.runs import REPOSITORY, example_job, runs_in
 from rljob_testing.training import training_runs
-from rljob_trainer.observability.metrics import PASSED_OVER, SOURCE_PREFIX, SOURCE_PROMPTS, TRAINED_FRACTION
+from rljob_trainer.observability.metrics import PASS_RATE_SKIPPED, SOURCE_PREFIX, SOURCE_PROMPTS, TRAINED_FRACTION
 
 EXAMPLE = "quickstart.yaml"
 UNIFORM, PASS_RATE = "Uniform", "PassRate"
@@ -95,7 +95,7 @@ def show_prompts(found: Mapping[str, Sequence[training_runs.RunFiles]]) -> None:
             for kind in NUM_ROWS
         ]
         used = mean([mean(run.series(TRAINED_FRACTION)) for run in runs])
-        skipped = mean([sum(run.series(PASSED_OVER)) for run in runs]) if sampling == PASS_RATE else 0
+        skipped = mean([sum(run.series(PASS_RATE_SKIPPED)) for run in runs]) if sampling == PASS_RATE else 0
         print(f"| {sampling} | {' | '.join(counts)} | {used:.1%} | {skipped:.0f} |")
 
 

@@ -21,7 +21,7 @@ from rljob_trainer.controller.checks.answers import (
     ADVICE,
     DrawnRowFilter,
     check_rewards,
-    refuse_unusable,
+    refuse_unusable_answers,
     refuse_unusable_tests,
     start_check_pools,
 )
@@ -124,7 +124,7 @@ class Check:
 )
 def test_answers_that_are_neither_strings_nor_numbers_are_rejected(answers: list[object], message: str) -> None:
     with pytest.raises(DatasetError) as caught:
-        refuse_unusable(rows(*answers), DATASET, "reward_model")
+        refuse_unusable_answers(rows(*answers), DATASET, "reward_model")
     assert str(caught.value) == message
 
 

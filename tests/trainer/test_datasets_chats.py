@@ -95,11 +95,11 @@ def test_an_environment_gets_the_system_prompt_too(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(PLAIN, tmp_path / "model")
     dataset = Dataset(type=DatasetType.FILE, file=FileDataset(path="chats.jsonl"), system_prompt="9")
     maker = PromptMaker(dataset, tokenizer, WHERE, for_environment=True)
-    [row] = maker.made([RawRow("chats.jsonl, line 1", {"prompt": "1"})], [0])
+    [row] = maker.make_prompts([RawRow("chats.jsonl, line 1", {"prompt": "1"})], [0])
     assert row is not None
     assert row.messages == ({"role": "system", "content": "9"}, USER)
     with pytest.raises(DatasetError, match=r"systemPrompt: .*line 2 already has a system message"):
-        maker.made([RawRow("chats.jsonl, line 2", {"prompt": [SYSTEM, USER]})], [1])
+        maker.make_prompts([RawRow("chats.jsonl, line 2", {"prompt": [SYSTEM, USER]})], [1])
 
 
 def test_earlier_assistant_turns_are_part_of_the_prompt(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def row_filter(folder: Path, model: Path, columns: dict[str, object], **fields: 
 
 
 def filtered(each: RowFilter) -> FilteredRows:
-    return each.filtered(each._files.groups)
+    return each.filter(each._files.groups)
 
 
 def with_tokens(make: Callable[[], RowFilter], monkeypatch: pytest.MonkeyPatch) -> RowFilter:
@@ -127,13 +127,13 @@ def test_the_same_rows_are_kept_as_with_tokens(tmp_path: Path, model: Path, monk
 
     quick = make()
     made = list[RawRow]()
-    of_maker = quick._maker.made
+    of_maker = quick._maker.make_prompts
 
     def counted(rows: Sequence[RawRow], numbers: Sequence[int]) -> list[PromptRow | None]:
         made.extend(rows)
         return of_maker(rows, numbers)
 
-    monkeypatch.setattr(quick._maker, "made", counted)
+    monkeypatch.setattr(quick._maker, "make_prompts", counted)
     found, expected = filtered(quick), filtered(with_tokens(make, monkeypatch))
     assert found.numbers.tolist() == expected.numbers.tolist()
     assert found.hashes.tolist() == expected.hashes.tolist()

@@ -55,7 +55,7 @@ class BucketRunFolder:
         # Only here, so that jobs without a bucket do not load the library for buckets.
         from rljob_trainer.observability.bucket_mirror import BucketMirror
 
-        refuse_unusable(folder)
+        refuse_unusable_bucket(folder)
         self._folder = folder
         root = folder / CHECKPOINTS
         if ENV_START_NUMBER not in settings.environment:
@@ -109,7 +109,7 @@ class BucketRunFolder:
             self._mirror.close()
 
 
-def refuse_unusable(folder: BucketPath) -> None:
+def refuse_unusable_bucket(folder: BucketPath) -> None:
     """Raises ConfigurationError if the job's folder in the bucket cannot be used, ResourceError if the store does not
     respond, or fails at the moment."""
     from rljob_bucket.probe import check_bucket

@@ -49,7 +49,7 @@ from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
     EVAL_SECONDS,
-    PASSED_OVER,
+    PASS_RATE_SKIPPED,
     ROWS_SKIPPED,
     STEP_SECONDS,
     THROUGHPUT,
@@ -266,7 +266,7 @@ class Controller:
         if self.run_parts.drawn_row_filter is not None:
             metrics[ROWS_SKIPPED] = float(self.cursor.num_skipped - num_skipped)
         if self.by_pass_rate:
-            metrics[PASSED_OVER] = float(self.cursor.num_skipped - num_skipped)
+            metrics[PASS_RATE_SKIPPED] = float(self.cursor.num_skipped - num_skipped)
             threshold = self.job.spec.training.prompt_sampling.pass_threshold
             metrics |= record_pass_rates(self.cursor, rollout, threshold, metrics)
         metrics |= epoch_metrics(self.cursor)

@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.environment_rules import rewards_of
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.training import PromptSamplingType, Training, reward_names
 from rljob_trainer.controller.checkpointing import StateParts
-from rljob_trainer.controller.checks.answers import MAX_ROWS_PARSED, refuse_unusable, refuse_unusable_tests
+from rljob_trainer.controller.checks.answers import MAX_ROWS_PARSED, refuse_unusable_answers, refuse_unusable_tests
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.filter_processes import FilterPass
 from rljob_trainer.datasets.filters import HELD_OUT_FILTERS, FilterReport, HeldOut, comparable
@@ -364,7 +364,7 @@ def _refuse_missing_answers(rows: Sequence[PromptRow], where: str, dataset: Data
             f"{unanswered[0]}); name the column with the answer, or remove these rows"
         )
     if RewardType.MATH_ANSWER in needing:
-        refuse_unusable(rows, where, dataset.answer_field)
+        refuse_unusable_answers(rows, where, dataset.answer_field)
     if RewardType.CODE in needing:
         refuse_unusable_tests(rows, where)
 

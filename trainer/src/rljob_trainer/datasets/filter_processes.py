@@ -93,7 +93,7 @@ class FilteredRows:
     """See `Sources.found`."""
 
 
-def filtered(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows]:
+def filter_rows(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows]:
     """Filters all rows of the files. Yields the results in the order of the rows.
 
     Raises DatasetError for the first row that cannot be used, and ResourceError if a process is killed."""
@@ -101,7 +101,7 @@ def filtered(files: ParquetFiles, settings: FilterPass) -> Iterator[FilteredRows
     num_processes = min(num_usable_cores(), MAX_PROCESSES, len(tasks), files.num_rows // ROWS_PER_PROCESS)
     if num_processes <= 1:
         row_filter = RowFilter(settings)
-        yield from map(row_filter.filtered, tasks)
+        yield from map(row_filter.filter, tasks)
         return
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(num_processes, context, initializer=_begin_process, initargs=(settings,))
@@ -157,7 +157,7 @@ class RowFilter:
         fields = named_fields(settings.dataset)
         self._columns = None if settings.for_environment else self._files.columns_of(fields) or None
 
-    def filtered(self, groups: Sequence[RowGroup]) -> FilteredRows:
+    def filter(self, groups: Sequence[RowGroup]) -> FilteredRows:
         """Filters the rows of these groups. Raises DatasetError, ResourceError."""
         result = FilteredRows(np.empty(0, np.uint32), np.empty(0, np.uint64))
         numbers: list[int] = []
@@ -193,7 +193,7 @@ class RowFilter:
             plain_raw_row(columns, self._files.location(first + position), self._settings.dataset)
             for position, columns in zip(others.tolist(), self._files.python_rows(batch, first, others), strict=True)
         ]
-        made = self._maker.made(raw, [first + position for position in others.tolist()])
+        made = self._maker.make_prompts(raw, [first + position for position in others.tolist()])
         for position, row in zip(others.tolist(), made, strict=True):
             if row is not None:
                 fits[position] = True
@@ -255,4 +255,4 @@ def _end_with(sentinel: int) -> None:
 
 
 def _filter_groups(groups: Sequence[RowGroup]) -> FilteredRows:
-    return _FILTERS[0].filtered(groups)
+    return _FILTERS[0].filter(groups)

@@ -75,7 +75,7 @@ class IndexedRows(StoredRows[PromptRow]):
             for number, columns in zip(numbers, files.read(numbers, self._columns), strict=True)
         ]
         rows: dict[int, PromptRow] = {}
-        for position, each, row in zip(positions, raw, self._maker.made(raw, numbers), strict=True):
+        for position, each, row in zip(positions, raw, self._maker.make_prompts(raw, numbers), strict=True):
             if row is None:
                 raise DatasetError(
                     f"{each.location}: the prompt is too long, but it was not when the rows were filtered, so the file "

@@ -28,7 +28,7 @@ def load_rows(maker: PromptMaker, base_folder: Path, max_rows: int | None = None
     # The first chunk is enough, unless some of its rows are dropped.
     chunk_size = ROWS_PER_ENCODING if max_rows is None else min(max_rows, ROWS_PER_ENCODING)
     for chunk in _chunks(read_rows(dataset, base_folder, where), chunk_size):
-        made = maker.made(chunk, range(num_rows, num_rows + len(chunk)))
+        made = maker.make_prompts(chunk, range(num_rows, num_rows + len(chunk)))
         prompts += [row for row in made if row is not None]
         counts.add(FilterName.OVERLONG, [raw.location for raw, row in zip(chunk, made, strict=True) if row is None])
         num_rows += len(chunk)

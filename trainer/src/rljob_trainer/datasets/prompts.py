@@ -128,7 +128,7 @@ class PromptMaker:
         self._template = ChatTemplate(tokenizer, self.prompt_field)
         self._turn = AssistantTurn(tokenizer)
 
-    def made(self, rows: Sequence[RawRow], numbers: Sequence[int]) -> list[PromptRow | None]:
+    def make_prompts(self, rows: Sequence[RawRow], numbers: Sequence[int]) -> list[PromptRow | None]:
         """Returns the prompt of each row; None if it is too long and the job sets `overlongPrompt: Drop`. `numbers`:
         the numbers of the rows in the dataset.
 

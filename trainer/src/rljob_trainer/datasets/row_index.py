@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count
-from rljob_trainer.datasets.filter_processes import FilteredRows, FilterPass, filtered
+from rljob_trainer.datasets.filter_processes import FilteredRows, FilterPass, filter_rows
 from rljob_trainer.datasets.filters import DropCounts, FilterName, FilterReport, are_first
 from rljob_trainer.datasets.parquet_files import ParquetFiles, largest_group
 from rljob_trainer.datasets.row_values import Sources
@@ -144,7 +144,7 @@ def _build(files: ParquetFiles, settings: FilterPass, folder: Path, key: str, do
     total = FilteredRows(np.empty(0, np.uint32), np.empty(0, np.uint64))
     numbers, hashes = list[npt.NDArray[np.uint32]](), list[npt.NDArray[np.uint64]]()
     sources = Sources(settings.dataset, settings.where)
-    for part in filtered(files, settings):
+    for part in filter_rows(files, settings):
         sources.add(part.sources)
         _add(total, part, settings)
         numbers.append(part.numbers)
@@ -190,7 +190,7 @@ def _add(total: FilteredRows, part: FilteredRows, settings: FilterPass) -> None:
 def _checked_state(total: FilteredRows, num_kept: int, key: str, settings: FilterPass) -> IndexState:
     """Returns the state of the index. Raises DatasetError if no row is left, or if only some rows have answers."""
     report = report_of(settings.where, total.num_rows, num_kept, total.counts)
-    if total.num_unanswered and (settings.answers_needed_by or total.num_unanswered < sum_kept(report)):
+    if total.num_unanswered and (settings.answers_needed_by or total.num_unanswered < num_before_duplicates(report)):
         why = (
             f"the reward {settings.answers_needed_by} needs one"
             if settings.answers_needed_by
@@ -203,7 +203,7 @@ def _checked_state(total: FilteredRows, num_kept: int, key: str, settings: Filte
     return IndexState(key=key, report=report, longest=total.longest, largest_token=total.largest_token)
 
 
-def sum_kept(report: FilterReport) -> int:
+def num_before_duplicates(report: FilterReport) -> int:
     """Returns the number of rows before the duplicates were dropped."""
     return report.num_kept + sum(each.num_rows for each in report.dropped if each.filter is FilterName.DUPLICATE)
 

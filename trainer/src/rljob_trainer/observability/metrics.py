@@ -76,7 +76,7 @@ PASS_RATE_MEAN: Final = "prompt_sampling/pass_rate_mean"
 """Mean of the known pass rates of the rows, with `promptSampling: {type: PassRate}`."""
 SOURCE_PASS_RATE: Final = "pass_rate_mean"
 """The same for one of `training.datasets`."""
-PASSED_OVER: Final = "prompt_sampling/rows_skipped"
+PASS_RATE_SKIPPED: Final = "prompt_sampling/rows_skipped"
 """Rows that the step skipped because of their pass rates."""
 ADVANTAGE_MEAN: Final = "critic/advantages/mean"
 

@@ -77,7 +77,7 @@ def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPo
     return [stack.enter_context(reward.start_pool(scorer, number, 0, probes_service=True)) for scorer, number in pools]
 
 
-def refuse_unusable(rows: Sequence[PromptRow], dataset: str, answer_field: str) -> None:
+def refuse_unusable_answers(rows: Sequence[PromptRow], dataset: str, answer_field: str) -> None:
     """Does step 1 (see the module's docstring). `dataset` is the field path, such as `spec.training.dataset`. Raises
     DatasetError."""
     reasons = [(row, reason) for row in rows if (reason := why_unusable(row.answer)) is not None]
@@ -325,5 +325,5 @@ def _seen(row: PromptRow) -> str:
 
 
 def _key(row: PromptRow) -> AnswerKey:
-    assert isinstance(row.answer, str | int | float), "call refuse_unusable first"
+    assert isinstance(row.answer, str | int | float), "call refuse_unusable_answers first"
     return type(row.answer), row.answer
