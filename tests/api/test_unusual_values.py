@@ -61,6 +61,21 @@ def test_a_path_cannot_be_added_to_the_url_of_a_judge_with_a_query(url: str) -> 
     load_job_text(to_yaml(valid_job(remote(url))))
 
 
+@pytest.mark.parametrize("url", ["s3://models/qwen", "RUN://runs/a", "https://huggingface.co/Qwen/Qwen3-8B"])
+def test_urls_that_cannot_be_read_as_a_model_or_a_file(url: str) -> None:
+    reference: dict[str, object] = {"spec.roles": {"ref": {"model": {"source": url}}}}
+    for edits in ({T + "model.source": url}, reference):
+        found = problem(edits)
+        assert found.path.endswith("model.source")
+        assert found.message == Mentions("Hugging Face repository", "`run://`", f'(seen: "{url}")')
+    found = problem({T + "dataset": {"type": "File", "file": {"path": url + "/train.parquet"}}})
+    assert found.message == Mentions("path in a volume", "other URLs cannot be read")
+
+
+def test_a_list_that_is_too_short() -> None:
+    assert problem(judge(scale=[1])).message == Mentions("must have at least 2 entries", "add entries")
+
+
 @pytest.mark.parametrize("name", ["model", "messages", "stream"])
 def test_fields_that_the_request_of_a_judge_has_anyway(name: str) -> None:
     found = problem(judge(request={name: True, "max_tokens": 64}))
@@ -81,6 +96,12 @@ def test_no_message_and_no_line_shows_a_password(edits: dict[str, object]) -> No
     found = problem(edits)
     assert found.message == Mentions("must not contain a user or a password")
     assert "hunter2" not in found.message
+    assert found.hides_line
+
+
+def test_the_source_of_a_model_with_a_password_is_not_shown() -> None:
+    found = problem({T + "model.source": "https://me:hunter2@host/model"})
+    assert found.message == Mentions("Hugging Face repository", "(seen: a URL with a user)")
     assert found.hides_line
 
 

@@ -98,6 +98,8 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
                 " bucket's secret name"
             )
         return f"{wrong} (seen: {seen}); {advice}"
+    if kind == "too_short" and context["min_length"] > 1:
+        return f"must have at least {context['min_length']} entries (seen: {seen}); add entries"
     if kind in _BOUNDS:
         text, name, advice = _BOUNDS[kind]
         return f"{text.format(_bound(context[name]))} (seen: {seen}); {advice}"
@@ -225,12 +227,14 @@ def _nearest_choice(value: object, context: Mapping[str, object]) -> str:
 
 def _seen(value: object) -> str:
     """The value for a message: JSON, cut after `_MAX_SHOWN_CHARACTERS`; of a mapping or list only the kind and
-    length."""
+    length. A URL with a user may have a password, so it is not shown."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):
         return f"a list with {len(value)} entr{'y' if len(value) == 1 else 'ies'}" if value else "an empty list"
     plain = value.value if isinstance(value, Enum) else value
+    if isinstance(plain, str) and has_user(plain):
+        return "a URL with a user"
     text = json.dumps(plain, ensure_ascii=False, default=str)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "..."
 

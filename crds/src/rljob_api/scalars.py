@@ -51,6 +51,7 @@ BUCKET_KEY = r"^[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*
 ENDPOINT = r"^https?://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/?$"
 _REGION = r"^[a-z0-9-]+$"
 HTTP_URL = r"^https?://[^@\s]+$"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 RUBRIC = r"\{response\}|^(/|\./|\.\./|~|package://)"
 """Rubrics of judges, and paths of files with a rubric."""
 URL_WITHOUT_USER = r"^[^@]+$"
@@ -177,6 +178,21 @@ def _with_host(url: str) -> str:
     return url
 
 
+def _model_source(source: str) -> str:
+    if _URL.match(source) and not source.startswith(("package://", "run://")):
+        raise ValueError(
+            "must be a Hugging Face repository, a folder, or a path with `package://` or `run://`, because other URLs"
+            " cannot be read"
+        )
+    return source
+
+
+def _file_path(path: str) -> str:
+    if _URL.match(path) and not path.startswith("package://"):
+        raise ValueError("must be a path in a volume or image, or a path with `package://`; other URLs cannot be read")
+    return path
+
+
 WITHOUT_NULLS = BeforeValidator(_without_nulls)
 """Validator of maps that removes entries whose value is null, as the API server does."""
 
@@ -201,6 +217,8 @@ Fraction = Annotated[FiniteNumber, Field(ge=0, le=1)]
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+ModelSource = Annotated[LongText, AfterValidator(_model_source)]
+FilePath = Annotated[LongText, AfterValidator(_file_path)]
 HttpUrl = Annotated[StrictStr, Field(max_length=4096, pattern=HTTP_URL), AfterValidator(_with_host)]
 UrlWithoutUser = Annotated[StrictStr, Field(max_length=4096, pattern=URL_WITHOUT_USER)]
 BucketName = Annotated[StrictStr, Field(max_length=63, pattern=BUCKET_NAME)]

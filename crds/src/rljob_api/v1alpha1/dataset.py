@@ -15,6 +15,7 @@ from rljob_api.rule import Rule, revision_rule, rule, union_rules
 from rljob_api.scalars import (
     REWARD_NAME,
     Count,
+    FilePath,
     Flag,
     LongText,
     Number,
@@ -47,7 +48,7 @@ class FileDataset(WireModel):
     """A file in JSON Lines or Parquet format, whose name ends in `.jsonl` or `.parquet`, or a folder of Parquet
     files."""
 
-    path: LongText
+    path: FilePath
     """Path of the file, or `package://<python package>/<path>`. A relative path starts at the folder of the job file
     (`rljob run`) or of the job's code (cluster)."""
 

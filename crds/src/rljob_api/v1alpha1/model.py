@@ -15,7 +15,7 @@ from rljob_api.scalars import (
     DecayRate,
     Flag,
     Integer,
-    LongText,
+    ModelSource,
     NonNegativeNumber,
     PositiveCount,
     PositiveNumber,
@@ -141,7 +141,7 @@ class Offload(TrainOffload):
 class Model(WireModel):
     """The policy at step 0. A reference model without `roles.ref.model` has the same weights."""
 
-    source: LongText
+    source: ModelSource
     """Hugging Face repository (`Qwen/Qwen3-8B`), folder (`/models/qwen3-8b`), `package://<python package>/<path>`, or
     `run://<run folder>` (another run's newest checkpoint).
 
@@ -170,7 +170,7 @@ class Model(WireModel):
 class CriticModel(WireModel):
     """The critic at step 0: a language model whose output head is replaced by one with a single output, the value."""
 
-    source: LongText | None = None
+    source: ModelSource | None = None
     """Source of the critic's weights, in the form of training.model.source; the policy's source when unset. Must have
     the policy's tokenizer.
 
@@ -192,7 +192,7 @@ class ReferenceModel(WireModel):
     """The weights of a reference model, for example those of a teacher. Must have the policy's tokenizer; its
     architecture and size may differ."""
 
-    source: LongText
+    source: ModelSource
     """Source of the weights, in the form of training.model.source."""
     revision: ShortText | None = None
     """Commit, tag or branch of the Hugging Face repository in `source`."""

@@ -21,7 +21,7 @@ from rljob_api.scalars import (
     Flag,
     FunctionPath,
     HttpUrl,
-    LongText,
+    ModelSource,
     NonNegativeNumber,
     Number,
     PositiveCount,
@@ -250,7 +250,7 @@ class RewardModel(WireModel):
     chats in the model's chat template, with the response as the assistant's turn (as lines if the model has no
     template), and other prompts followed by the response."""
 
-    source: LongText
+    source: ModelSource
     """Hugging Face repository, folder or `package://` path of the weights, as in training.model.source."""
     revision: ShortText | None = None
     """Commit, tag or branch of the Hugging Face repository."""
