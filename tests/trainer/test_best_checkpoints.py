@@ -21,7 +21,7 @@ from rljob_trainer.controller.evaluations.best_checkpoints import BestCheckpoint
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
-from rljob_trainer.early_checks import refuse_unknown_metric
+from rljob_trainer.early_checks import refuse_training_mistakes
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.trackers.trackers import Trackers
 
@@ -250,10 +250,10 @@ def test_a_metric_that_the_evaluation_does_not_report_is_rejected_before_the_run
         job = training_runs.small_job(evaluations=[evaluation], checkpoint={"keepBest": {"metric": metric}})
         return RLJob.from_wire(job).spec
 
-    refuse_unknown_metric(spec("eval/heldout/pass_at_2"))
+    refuse_training_mistakes(spec("eval/heldout/pass_at_2"))
     for metric in ("eval/heldout/greedy", "eval/heldout/pass_at_3", "eval/heldout/mean_at_8"):
         with pytest.raises(ConfigurationError) as caught:
-            refuse_unknown_metric(spec(metric))
+            refuse_training_mistakes(spec(metric))
         assert str(caught.value) == Mentions(
             "spec.checkpoint.keepBest.metric", f"seen: {metric}", "eval/heldout/maj_at_4"
         )

@@ -262,7 +262,7 @@ def test_overlong_prompts_are_skipped_if_the_job_says_so(
         ("missing.jsonl", r"spec\.training\.dataset\.file\.path: 'missing\.jsonl' not found \(looked for "),
         ("table.csv", r"'table\.csv' is neither a \.jsonl nor a \.parquet file"),
         ("empty.jsonl", r"the dataset has no rows; name another"),
-        ("folder.jsonl", r"folder\.jsonl: is not a file"),
+        ("folder.jsonl", r"the folder .*folder\.jsonl has no \.parquet files; name a folder that has some"),
         ("fake.parquet", r"fake\.parquet: not a readable Parquet file"),
         ("package://no_such_package/a.jsonl", r"no Python package 'no_such_package' is installed"),
         ("package://rljob_trainer/assets/sort_digits/trian.jsonl", r"has no 'assets.*train\.jsonl"),
